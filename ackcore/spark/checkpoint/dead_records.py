@@ -87,7 +87,10 @@ class DeadLettersFile:
         return self.cache.checked(self.file, self.nbytes)
 
     def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
-        """Yield tables of the records, as `DeadFile.pieces` does; the cache keeps no memory map."""
+        """Yield tables of the records: the `TRACKING` columns and, with ``payload``, the source's.
+
+        The due times are 0. ``keep`` has no effect: the cache keeps no memory map of the file.
+        """
         with pq.ParquetFile(self.cache.opened(self.file, self.nbytes)) as file:
             names = [name for name in file.schema_arrow.names if payload or name != "payload"]
             for n in range(file.num_row_groups):
@@ -115,7 +118,7 @@ class Dead(BySpout[DeadPart]):
         )
 
     def plus(self, other: Dead) -> Dead:
-        """Return these records, each spout's followed by those of ``other``."""
+        """Return a new object with these records, and after them those of ``other``, by spout."""
         mine, more = self.parts, other.parts
         return Dead({one: (*mine.get(one, ()), *more.get(one, ())) for one in {**mine, **more}})
 
@@ -170,7 +173,10 @@ class Dead(BySpout[DeadPart]):
 
 
 def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
-    """Yield tables of the records of one part, as `DeadFile.pieces` does."""
+    """Yield tables of the records of one part, which has the source's columns if it is a table.
+
+    The arguments are those of `DeadFile.pieces`.
+    """
     if isinstance(part, pa.Table):
         yield part
     else:
@@ -188,7 +194,7 @@ def adopted(part: FailedFile, cache: TableCache, prefix: str) -> DeadFile | Dead
 
 
 def dead_of(dead: Mapping[str, pa.Table]) -> Dead:
-    """Return dead records as a `Dead`; ``dead`` may be a mapping of spouts to tables."""
+    """Return a mapping of spouts to tables as a `Dead`; a `Dead` is returned unchanged."""
     if isinstance(dead, Dead):
         return dead
     return Dead({spout: [table] for spout, table in dead.items()})

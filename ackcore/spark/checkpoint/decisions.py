@@ -97,10 +97,11 @@ class BatchDecision:
     refused: Mapping[str, pa.Table] = field(default_factory=dict)
     #: Whether the answers of all sinks are recorded, which is done only if one refused rows.
     sinks_done: bool = False
-    #: By table with windows and by spout, the largest event time of an ACKED record's row, in ms.
+    #: By table with windows and by spout, the largest event time of an ACKED record's row, in ms
+    #: since 1970.
     times: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    #: By table with event times, spout and part with rows for later micro-batches, such a time,
-    #: `UNSURE` or `NEVER`.
+    #: The same time by table, spout and part of its source that has rows for later micro-batches.
+    #: `NEVER` if the part has no row of an ACKED record, `UNSURE` if the time is unknown.
     behind: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
 
     @classmethod

@@ -181,7 +181,8 @@ def opened(
 
     On a file system the checkpoint is locked first; if a driver holds the lock, CheckpointInUse is
     raised. If another driver writes to a bucket meanwhile, ``use`` is called again, up to 10 times
-    in all. Returns the result of ``use``.
+    in all. Returns the result of ``use``. The caller then closes the records, which releases the
+    checkpoint; after an error they are closed.
 
     ``rehearse``: in a bucket, called once with a result of ``use`` before a checkpoint is taken
     over that another driver has open or has died with. It may take long: the checkpoint is read

@@ -149,7 +149,7 @@ class Records:
             )
 
     def has_moved(self) -> bool:
-        """Return whether the head has changed since it was read; False for the head's owner."""
+        """Return whether the head has changed since it was read; False once this driver put one."""
         if self.owned:
             return False
         found = self._store.get(HEAD)
@@ -298,6 +298,7 @@ class Records:
     def read(self, name: str) -> dict[str, Any] | None:
         """Return a record of the checkpoint, such as ``batches/7.plan``; None if it does not exist.
 
+        It may be one that this driver has passed to `write` and that waits for the next put.
         Raises CheckpointCorrupt or StateError if the record cannot be read, and CheckpointForeign
         if it belongs to another deployment.
         """
@@ -328,10 +329,10 @@ class Records:
     def write(
         self, name: str, body: Mapping[str, Any], *, once: bool = False, with_next: bool = False
     ) -> None:
-        """Write a record of the checkpoint. The first write takes the checkpoint over.
+        """Write a record of the checkpoint. The first put takes the checkpoint over.
 
         Raises CheckpointInUse if another driver has taken over, or has written the record though
-        ``once`` is true.
+        ``once`` is true. Raises HeadMoved if this is the first put, and another driver came first.
 
         ``once``: whether the record must not exist yet. ``with_next``: whether to write it in the
         same put as the next record, or at `close`. Until then only this driver reads it.

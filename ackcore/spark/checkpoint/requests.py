@@ -74,9 +74,9 @@ class Requests:
     def names(self, taken: Collection[str]) -> list[str]:
         """Return the sorted names of all requests, except those that plans have ``taken``.
 
-        Withdrawn requests are left out too, and the owner moves them in the index. It is called at
-        every heartbeat. In a bucket it makes one request to the server, and one more for each name
-        that was not taken.
+        Withdrawn requests are left out too. If this driver owns the checkpoint, it moves them to
+        the index's list of withdrawn requests. This method is called at every heartbeat. In a
+        bucket it reads the index, and makes one more read for each name that was not taken.
         """
         there = [name for name in self._index.load().get("requests", {}) if name not in taken]
         marked = {name for name in there if self._marked(name)}
@@ -88,7 +88,7 @@ class Requests:
         return self._index.store.get(f"{REQUESTS}/{name}{_WITHDRAWN}") is not None
 
     def _withdraw(self, names: Collection[str]) -> None:
-        """Move these requests in the index to the withdrawn ones: their letters were not sent.
+        """Move requests in the index to its list of withdrawn ones: their letters were not sent.
 
         No plan may have taken them.
         """
@@ -129,7 +129,7 @@ class Requests:
         return {name for name in names if name in moved or self._marked(name)}
 
     def forget(self, names: Collection[str]) -> None:
-        """Delete the requests that finished micro-batches took, from the index and the store."""
+        """Delete requests from the index and the store. Finished micro-batches have taken them."""
         gone: list[str] = []
 
         def change(body: Body) -> Body | None:

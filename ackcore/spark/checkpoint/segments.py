@@ -55,9 +55,9 @@ class Segment:
         return all_nullable(self.cache.read(self.file).slice(self.start, len(self)))
 
     def after(self, taken: int, waiting: pa.Table) -> Segment:
-        """Return the segment without its first ``taken`` waiting rows.
+        """Return a segment of the same file without the first ``taken`` rows, which wait no longer.
 
-        ``waiting`` is the result of `table`.
+        At least one row must be left. ``waiting``: the result of `table`.
         """
         left = waiting.slice(taken)
         return replace(
@@ -72,7 +72,10 @@ class Segment:
 def write_segment(
     cache: TableCache, prefix: str, spout: str, parts: Sequence[Segment | pa.Table]
 ) -> Segment:
-    """Write the waiting rows of several parts to one new segment, sorted by due time."""
+    """Write the waiting rows of one or more parts to a new segment, sorted by due time.
+
+    No part may be empty.
+    """
     runs: list[pa.Table] = []
     for part in parts:
         if isinstance(part, Segment):
@@ -132,13 +135,16 @@ def _merged(runs: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
 
 
 def due_of(table: pa.Table) -> Int64s:
-    """Return the due times of rows in milliseconds."""
+    """Return the due times of rows in milliseconds since 1970."""
     values: Int64s = table[DUE_MS].to_numpy()
     return values
 
 
 def untried_in(table: pa.Table) -> int:
-    """Return the number of rows that were never tried: attempt 0 and a reason that counts."""
+    """Return the number of rows that were replayed and not tried since.
+
+    They have attempt 0, though the reason of their death counts as a failed attempt.
+    """
     counts = pc.struct_field(table[REASON], "counts")
     return pc.sum(pc.and_(pc.equal(table[ATTEMPT], 0), counts)).as_py() or 0
 

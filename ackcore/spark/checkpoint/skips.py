@@ -94,8 +94,8 @@ def skip_planned(
     FileNotFoundError
         If there is no checkpoint.
     ValueError
-        If no micro-batch is planned and undecided, its plan has no such rows (any more), the
-        spout reads Kafka, or ``files`` is empty.
+        If no micro-batch is planned and undecided, its plan has no such rows, as after a first
+        call, the spout reads Kafka, or ``files`` is empty.
     StateError
         If the checkpoint cannot be read or written; `CheckpointInUse` while a driver holds it.
     """
@@ -160,9 +160,10 @@ def _files(kind: str, plan: Any) -> list[str]:
 def _skipped(
     url: str, records: Records, spout: str, files: Collection[str] | None
 ) -> tuple[Skip, Plan]:
-    """Return the rows to leave out, and the plan without them.
+    """Return the rows to leave out, and the undecided plan without them; write nothing.
 
-    ``files``: the files of the rows; None for all rows. Raises ValueError as `skip_planned` does.
+    Raises ValueError if no plan is undecided, it has no such rows, or the spout reads Kafka.
+    ``files``: the files of the rows; None for all rows.
     """
     meta = records.read_meta()
     number = max(records.numbers(".plan"), default=None)

@@ -407,7 +407,8 @@ class State:
     def record_interrupt(self, number: int) -> None:
         """Record in an undecided plan that the driver was interrupted, so that no crash is counted.
 
-        An interrupt may come at any point, also within `write_plan`: only the recorded plan counts.
+        Without such a plan nothing is written. An interrupt may come at any point, also within
+        `write_plan`: only the recorded plan counts.
         """
         plan = self.plan(number)
         if plan is not None and self.decision(number) is None:
@@ -491,7 +492,7 @@ class State:
         return decision
 
     def write_decision(self, decision: BatchDecision, *, with_mark: bool = False) -> BatchDecision:
-        """Record the decision of a micro-batch, and return it with the fields that the state sets.
+        """Record the decision of a micro-batch; return it as recorded, with the plan's ``now_ms``.
 
         Raises ValueError if the micro-batch has no plan, or a decision already. Raises StateError
         if the decision cannot be written, such as CheckpointInUse if another driver has taken over.
@@ -580,7 +581,7 @@ class State:
         self._decisions = {n: each for n, each in self._decisions.items() if n >= number - 1}
 
     def pending_replays(self) -> tuple[str, ...]:
-        """Return the sorted names of requests that no plan has taken yet.
+        """Return the sorted names of requests that no plan has taken and no user has withdrawn.
 
         The heartbeat's thread calls it at every heartbeat.
         """

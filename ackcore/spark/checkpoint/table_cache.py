@@ -178,7 +178,11 @@ class TableCache:
         return self.place(file)
 
     def opened(self, file: str, nbytes: int) -> pa.NativeFile:
-        """Check a file like `checked`, and return it open for a Parquet reader."""
+        """Check length and checksum of a Parquet file, and return it open for a reader.
+
+        The checksum of a file on a file system is not checked twice. Raises CheckpointCorrupt or
+        StateError if the file is missing, damaged or unreadable.
+        """
         data = self._data(file, nbytes)
         check_data(data, self.place(file), content=self._is_unchecked(file))
         self._wrote(file, nbytes)
@@ -189,7 +193,7 @@ class TableCache:
         return f"{self._store.url}/{_BELOW}/{file}"
 
     def size(self, file: str) -> int:
-        """Return the length of a table's file in bytes."""
+        """Return the length of a table's file in bytes; read the file if it is not known."""
         if file not in self._sizes:
             self.read(file)
         return self._sizes[file]
@@ -223,9 +227,9 @@ class TableCache:
         return self.write(prefix, name, table.schema, batches_of(table))
 
     def adopt_all(self, parts: Iterable[object], prefix: str) -> None:
-        """Link or copy several files of tasks among ``parts`` in parallel, before `adopt` does.
+        """Link or copy the files of tasks among ``parts`` in parallel, if there are several.
 
-        ``prefix``: see `adopt`.
+        Later calls of `adopt` then only return their names. ``prefix``: see `adopt`.
         """
         files = [part for part in parts if isinstance(part, FailedFile)]
         if len(files) > 1:

@@ -156,7 +156,7 @@ class Waiting(BySpout[Part]):
         return together, Waiting(parts)
 
     def taken_ids(self, now_ms: int, most: int | None) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the message ids of the waiting rows that `split` takes, each part with its spout.
+        """Yield spout and message ids (a table) for each part of waiting rows that `split` takes.
 
         Requests are due at ``now_ms``, so no due waiting row is left out for a request.
         """
@@ -270,7 +270,10 @@ def _of_one_schema(groups: Sequence[list[Part]]) -> list[list[Part]]:
 
 
 def _is_kept(group: Sequence[Part]) -> bool:
-    """Return whether a group is one segment, and few of its rows no longer wait."""
+    """Return whether a group is one segment that need not be rewritten.
+
+    Few of its rows no longer wait, or it has few rows.
+    """
     part = group[0]
     if len(group) > 1 or not isinstance(part, Segment):
         return False
