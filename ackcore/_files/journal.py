@@ -65,7 +65,7 @@ class JournalAnswers(Protocol):
         """Return the keys of the known answers."""
 
     def append(self, key: bytes, data: bytes) -> None:
-        """Append an answer. After `sync`, `get` returns the first one of all writers."""
+        """Append an answer, unless one is known. After `sync`, `get` returns all writers' first."""
 
     def sync(self) -> None:
         """Make appended answers durable, and find the first answer to each of their keys."""
@@ -74,7 +74,7 @@ class JournalAnswers(Protocol):
         """Free the memory of keys that will not be used again: `get` may return None for them."""
 
     def close(self) -> None:
-        """Close all files; a second call does nothing."""
+        """Close the journal. Answers appended since the last `sync` may be lost."""
 
 
 class _Place(NamedTuple):

@@ -38,7 +38,8 @@ class ProcessLock:
         """Return whether the file at a path is this open one, not a copy of it; True after `close`.
 
         Some network file systems give the path of an open file another inode number. Then this
-        method writes random bytes behind the file's content, and reads them at the path.
+        method writes random bytes behind the file's content, and reads them at the path. Raises
+        FileNotFoundError if this file is open and the path has none.
         """
         with self._closing:
             if self._file is None or os.stat(path).st_ino == os.fstat(self._file).st_ino:

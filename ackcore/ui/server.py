@@ -74,7 +74,10 @@ _HEADERS = {
 
 
 class Watched:
-    """A checkpoint that the page shows, and its last status; FileNotFoundError if it is missing."""
+    """A checkpoint that the page shows, and its last status.
+
+    Raises FileNotFoundError if there is no checkpoint at ``path``.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = opened_checkpoint(path).url

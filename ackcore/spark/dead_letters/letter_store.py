@@ -106,7 +106,7 @@ class Letters:
     # -- owner --------------------------------------------------------------------------------
 
     def owner(self) -> dict[str, Any] | None:
-        """Return the place and deployment key of the store's checkpoint; None if it has none."""
+        """Return what `own` recorded about the store's checkpoint; None if no driver called it."""
         return self._index.read().get("owner")
 
     def own(self, about: Mapping[str, str], check_owner: Callable[[], object]) -> None:

@@ -63,7 +63,7 @@ class LetterId:
 class LetterFilter:
     """A filter of dead letters. All given conditions must hold; without any, all letters match."""
 
-    ids: Sequence[LetterId] | None = None  # the ids of the letters; any id for None
+    ids: Sequence[LetterId] | None = None  # the ids of the letters; None: any id; empty: no letter
     #: The spout of the record, the component that failed it, and the type of the error.
     spout: str | None = None
     component: str | None = None

@@ -110,7 +110,7 @@ class DeadCounter:
     def count(self, store: Letters) -> DeadCounts:
         """Count the letters in all readable files.
 
-        Raises CheckpointCorrupt if a file about replayed or dropped letters is damaged.
+        Raises CheckpointCorrupt if a note about replayed or dropped letters is damaged.
         """
         notes = notes_of(store)
         about = tuple((note.request, note.at_ms, tuple(note.rows)) for note in notes)

@@ -141,8 +141,8 @@ def read_status(
     Raises FileNotFoundError if there is no checkpoint. Raises CheckpointCorrupt, CheckpointFormat
     or StateError if the checkpoint cannot be read.
 
-    ``batches``: the number of micro-batches to include. ``clock``: returns milliseconds since 1970.
-    ``dead``: the counter of dead letters. Keep one to read only new files the next time.
+    ``batches``: the number of last micro-batches to include. ``clock``: returns ms since 1970.
+    ``dead``: the counter of dead letters. Pass the same one again to read only new files.
     """
     checkpoint = opened_checkpoint(path)
     now_ms = clock()
@@ -159,7 +159,7 @@ def read_batches(path: str | os.PathLike[str], most: int) -> tuple[Logged, ...]:
 
     Raises StateError if the checkpoint cannot be read.
 
-    ``path``: the checkpoint, which may not exist yet.
+    ``path``: the checkpoint. If it does not exist yet, the result is empty.
     """
     checkpoint = checkpoint_at(place_of(path, "checkpoint"))
     return () if checkpoint is None else _logged(checkpoint, most)
@@ -172,7 +172,9 @@ def _logged(checkpoint: CheckpointView, most: int) -> tuple[Logged, ...]:
 
 
 def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) -> Activity | None:
-    """Return the activity of a query; None without a plan or a checkpoint. Reads no records.
+    """Return the activity of a query; None without a plan or a checkpoint.
+
+    The waiting records are counted without a read of their files.
 
     Raises CheckpointCorrupt, CheckpointFormat or StateError if the checkpoint cannot be read.
 
@@ -185,10 +187,10 @@ def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) ->
 
 
 def steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T:
-    """Return the result of ``read``; repeat it while it fails because the query changes its files.
+    """Return the result of ``read``, called with a new view of the checkpoint.
 
-    Raises the error of ``read`` if the query has not changed its files during the call, and
-    StateError after 100 calls.
+    After a StateError of ``read`` it is called again, if the query has changed its records during
+    the call. Raises all other errors, and StateError after 100 calls.
     """
     for _ in range(_TIMES):
         now = checkpoint.refreshed()
@@ -296,7 +298,7 @@ class PendingTree:
     component, error_type, error_message : str
         The component and error of the last attempt.
     running_in : int or None
-        The undecided micro-batch that has taken the record.
+        The undecided micro-batch that has taken the record; None if none has.
     traces : tuple of RecordTrace
         The traces of its earlier attempts in the last 1000 micro-batches, oldest first.
     """

@@ -26,10 +26,10 @@ NULL = r"\N"
 def read_table(path: str | os.PathLike[str], name: str, use: Callable[[TableSnapshot], T]) -> T:
     """Return the result of ``use`` for a table as it was after the last finished micro-batch.
 
-    The query may run: if it has deleted files meanwhile, ``use`` is called again with the newer
-    table. Raises FileNotFoundError if there is no checkpoint. Raises ValueError if the checkpoint
-    has no such table. Raises CheckpointCorrupt, CheckpointFormat or StateError if it
-    cannot be read.
+    Before the first micro-batch the table has no rows. The query may run: if it has deleted files
+    meanwhile, ``use`` is called again with the newer table. Raises FileNotFoundError if there is no
+    checkpoint. Raises ValueError if the checkpoint has no such table. Raises CheckpointCorrupt,
+    CheckpointFormat or StateError if it cannot be read.
     """
     return steady(opened_checkpoint(path), lambda now: use(_read(now, name)))
 
@@ -100,7 +100,7 @@ def first_rows(table: TableSnapshot, most: int) -> pa.Table:
 
 
 def rows_between(table: TableSnapshot, lo: int, hi: int) -> pa.RecordBatchReader:
-    """Return the rows whose hashes of keys are from ``lo`` to below ``hi``.
+    """Return a reader of the rows whose hashes of keys are from ``lo`` to below ``hi``.
 
     Raises StateError if a file of the table has been deleted.
     """
