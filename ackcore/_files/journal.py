@@ -65,7 +65,10 @@ class JournalAnswers(Protocol):
         """Return the keys of the known answers."""
 
     def append(self, key: bytes, data: bytes) -> None:
-        """Append an answer, unless one is known. After `sync`, `get` returns all writers' first."""
+        """Append an answer, unless one to the key is known here.
+
+        After `sync`, `get` returns the first answer of all writers.
+        """
 
     def sync(self) -> None:
         """Make appended answers durable, and find the first answer to each of their keys."""

@@ -19,8 +19,8 @@ RUNNING, PROGRESS = "running", "micro-batch"
 def run_killed(command: Sequence[str], directory: Path, kills: int) -> int:
     """Run a command and kill it at a random point, ``kills`` times. Then run it to its end.
 
-    Returns the exit status of the last process; 1 instead of 0 if none was killed, which proves
-    nothing. The output of all processes is printed.
+    A run that ends before it is killed is the last one. Returns the exit status of the last run; 1
+    instead of 0 if none was killed, which proves nothing. The output of all runs is printed.
 
     ``directory``: the directory of temporary files, such as those of a killed Spark.
     """

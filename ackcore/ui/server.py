@@ -95,7 +95,10 @@ class Watched:
             return self._status
 
     def emitted(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the emitted tuples by component and stream, over the last 120 micro-batches."""
+        """Return the number of tuples emitted in the last 120 micro-batches, by their origin.
+
+        The keys are the component and its stream.
+        """
         total: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for each in self.status().batches:
             for component, streams in each.progress.emitted.items():

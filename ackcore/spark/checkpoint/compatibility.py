@@ -305,7 +305,8 @@ def check_sinks(
     Not raised once all sinks have answered, or if a sink only got another name. Rows for a table
     that was removed are left out, as the content of the table is deleted.
 
-    ``root``, ``structures``: as for `check_tables`. ``decision``: the decision, which is not done.
+    ``root``: the ackcore part of the checkpoint, for the message. ``decision``: the decision, which
+    is not done. ``structures``: those of the recorded topology, and of the one that is to run.
     """
     had, has = (Counter(map(tuple, each["sinks"].values())) for each in structures)
     left = Counter[tuple[str, str]]()
@@ -382,7 +383,7 @@ def check_accepted(
     the recorded topology, and of the one that is to run. ``recorded``: the tables of the
     checkpoint.
 
-    Returns the texts of `losses`, joined.
+    Returns the texts of `losses`, joined; "" if the change deletes and resets nothing.
     """
     lost = "; ".join(losses(recorded, structures[1].get("tables", {})))
     if not accept_changes:

@@ -108,7 +108,8 @@ class BatchDecision:
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> BatchDecision:
         """Return the decision that the JSON of `write` describes.
 
-        Waiting and dead records are read at the first access, roots that are not ACKED at once.
+        It reads the ids of roots that are not ACKED. Waiting and dead records are read at the first
+        access.
         """
         cache.expect(body["table_bytes"])
         roots = body["nonacked"]

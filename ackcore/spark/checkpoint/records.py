@@ -240,7 +240,9 @@ class Records:
                 self._read_own()
 
     def close(self) -> None:
-        """Write what waits for the next put, and release the checkpoint. Repeated calls do nothing.
+        """Write the records that wait for a put, and release the checkpoint.
+
+        Does nothing if called again, and writes nothing if this driver is not the owner.
 
         A StateError is only logged: the next driver then takes over as after a crash.
         """

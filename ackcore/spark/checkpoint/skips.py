@@ -38,8 +38,8 @@ class Skip:
     files : tuple of str
         The files, for a `FileSpout` or a `DeltaSpout`. Bytes that are not UTF-8 are escaped.
     plans : int
-        The number of entries in the micro-batch's plan that lost rows. A source makes one for each
-        of its own plans that the micro-batch takes.
+        The number of the source's plans that lost rows. A micro-batch may take several plans of a
+        source.
     at_ms : int
         The time of the call in milliseconds since 1970.
     """

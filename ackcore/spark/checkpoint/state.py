@@ -368,7 +368,7 @@ class State:
 
         ``number``: the micro-batch after the last one that is done. ``clock_ms``: the clock's time
         in milliseconds. If the clock went back, the plan keeps its parent's time. ``max_retries``:
-        the most due rows that the plan takes, replays included.
+        the most due rows that the plan takes, replays included; None for all.
 
         Returns the plan, with the number of due rows and the replay requests that no plan has
         taken.
@@ -388,7 +388,8 @@ class State:
     def write_plan(self, plan: Plan) -> None:
         """Record a plan, or replace it while its micro-batch has no decision.
 
-        Raises ValueError if the micro-batch has a decision.
+        Raises ValueError if the micro-batch has a decision, CheckpointInUse if another driver has
+        taken over or planned the micro-batch.
         """
         if self.is_done(plan.number) or self.decision(plan.number) is not None:
             raise ValueError(

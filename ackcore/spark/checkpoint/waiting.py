@@ -87,7 +87,7 @@ class Waiting(BySpout[Part]):
 
     @property
     def untried(self) -> int:
-        """The number of rows that wait for their first attempt, and have not failed."""
+        """The number of replayed dead letters that wait for their first attempt."""
         return sum(
             untried_in(part) if isinstance(part, pa.Table) else part.untried
             for some in self.parts.values()
@@ -97,13 +97,13 @@ class Waiting(BySpout[Part]):
 
     @property
     def next_due_ms(self) -> int | None:
-        """The earliest due time in milliseconds since 1970; None without recorded segments."""
+        """The earliest due time of recorded segments, in ms since 1970; None without segments."""
         found = [each.next_due_ms for some in self.segments().values() for each in some]
         return min(found, default=None)
 
     @property
     def oldest_ms(self) -> int | None:
-        """The least ``first_ms`` of the waiting rows; None without recorded segments."""
+        """The least ``first_ms`` of recorded segments, in ms since 1970; None without segments."""
         found = [each.oldest_ms for some in self.segments().values() for each in some]
         return min(found, default=None)
 
@@ -126,7 +126,7 @@ class Waiting(BySpout[Part]):
     ) -> tuple[dict[str, pa.Table], Waiting]:
         """Split the rows into due rows and rows that continue to wait.
 
-        ``now_ms``: the time in milliseconds. ``most``: the most rows to take: the earliest due
+        ``now_ms``: the time in ms since 1970. ``most``: the most rows to take: the earliest due
         first, and rows of equal due time in the order of the parts.  None takes all. ``requested``:
         further rows with their spouts, due now. ``fit``: converts the rows of a spout to the
         present columns of its source.

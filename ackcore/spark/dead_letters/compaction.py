@@ -45,9 +45,10 @@ class Compaction:
         self._seen: set[str] = set()
 
     def compact(self, store: Letters, spout: str, older: list[LetterFile]) -> None:
-        """Merge adjacent files of a spout if enough of them are alike.
+        """Merge adjacent files of a spout if 16 or more of them are alike.
 
-        At the first call and with each merge, files that were merged over an hour ago are deleted.
+        Before each merge, and at a spout's first call, files that were merged over an hour ago are
+        deleted.
         ``older``: the spout's files without the last one, which may be written again.
         """
         run = self._run(older)

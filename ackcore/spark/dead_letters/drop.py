@@ -58,15 +58,16 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
     """Drop dead letters: afterwards they are not shown, counted or replayed, and use no disk.
 
     The query may run meanwhile. Its counts of deaths do not change, and the store keeps a note of
-    the dropped letters and their number. Letters that were sent again before are still processed. A
-    DataFrame that `dead_letters` returned earlier omits the dropped letters from now on.
+    the dropped letters and their number. A replay that was requested before still sends its
+    letters. A DataFrame that `dead_letters` returned earlier omits the dropped letters from now on.
 
     Raises FileNotFoundError if the path is neither a checkpoint nor a store, or the store's
     checkpoint was deleted. Raises ValueError if there is no spout of that name. Raises StateError
     if the store cannot be read or written, such as CheckpointCorrupt if a file is damaged.
 
     ``path``: the checkpoint, or the value of ``dead_letters``: a directory, or a bucket's URL.
-    ``where``: the letters to drop. ``dry_run``: whether to count the letters without dropping them.
+    ``where``: the letters to drop; all for a filter without conditions. ``dry_run``: whether to
+    count the letters without dropping them.
     """
     store = store_of(path)
     check_spout(store, where.spout)
@@ -104,7 +105,7 @@ def _empty(store: Letters, notes: Sequence[Note]) -> None:
 
 
 def _empty_file(store: Letters, spout: str, file: LetterFile, notes: Sequence[Note]) -> bool:
-    """Rewrite a file with empty rows for dropped letters; return False if nothing was to do."""
+    """Rewrite a file with empty rows for dropped letters; return False if it had them already."""
     path = file.path
     try:
         _, gone = gone_rows(path, spout, notes)

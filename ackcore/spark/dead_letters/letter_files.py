@@ -291,7 +291,7 @@ class BatchRows(NamedTuple):
         return row - self.starts[int(self.batch_ids[row])]
 
     def row(self, number: int, position: int) -> int | None:
-        """Return the row of a letter, or None if the letter is not in the file."""
+        """Return the row of the letter at a position of micro-batch ``number``; None if absent."""
         row = self.starts.get(number, len(self)) + position
         return row if 0 <= row < len(self) and self.batch_ids[row] == number else None
 

@@ -230,12 +230,12 @@ class Letters:
         return None
 
     def columns(self, spout: str) -> ObjectFile | None:
-        """Return the file with the columns of a spout's source, or None."""
+        """Return the file with the columns of a spout's source; None if none are recorded."""
         found = _of_spout(self._index.read(), spout)["columns"]
         return None if found is None else self._path(found)
 
     def remember_columns(self, sources: Mapping[str, pa.Schema]) -> None:
-        """Record each source's columns for readers, in place of all others; {} changes nothing."""
+        """Record the sources' columns in place of all recorded columns; {} changes nothing."""
         written: dict[str, Any] = {}
         for spout, schema in sources.items():
             letters, path = schema_of(schema), self.columns(spout)
@@ -345,7 +345,8 @@ class Letters:
         """Link or copy a task's file into the store, and return the entry for the index.
 
         The file is on the same storage, and its checksum is in its name. This checks its length;
-        the reader checks its checksum. ``name``, ``there``: as in `_put`.
+        the reader checks its checksum. ``name``: the file's name before its epoch. ``there``: an
+        entry of the index, which is returned if its file has these bytes, or had before a drop.
         """
         assert new.source is not None
         digest = checksum_in(new.source)
@@ -430,7 +431,7 @@ class Letters:
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> None:
         """Replace a file by one with the same rows and a new key, if the index still names it.
 
-        Done again, 10 times at most, if a driver opened the store meanwhile.
+        Tried up to 10 times if drivers open the store meanwhile.
         """
         key, done = file.path.key, False
         was = {"written": file.path.digest}

@@ -145,7 +145,7 @@ def list_letters(
     damaged: list[CheckpointCorrupt] | None = None,
     binary: Callable[[bytes], str] = base64_of,
 ) -> Iterator[Letter]:
-    """Yield letters, the newest micro-batch first, and in it the last letter of a spout first.
+    """Yield matching letters: the newest micro-batch first, in it a spout's last letter first.
 
     Raises CheckpointCorrupt if a note is damaged, or a file is and ``damaged`` is not given.
 

@@ -76,9 +76,10 @@ def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
 
 
 def sent_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> tuple[Int64s, Int64s]:
-    """Return for each row of a file the number of times it was sent again, and the last such note.
+    """Return for each row of a file how often it was sent again, and the note of the last time.
 
-    The latter is an index into ``notes``, the oldest first, or -1 if the letter was not sent again.
+    A note is returned as its index in ``notes``, which are sorted by time. The index is -1 if the
+    letter was not sent again.
     """
     times = np.zeros(len(rows), np.int64)
     newest = np.full(len(rows), -1)
@@ -157,7 +158,7 @@ def note_of(notes: Iterable[Note], request: str) -> Note | None:
 
 
 def note_time(notes: Iterable[Note]) -> int:
-    """Return the time of a new note in ms, later than all others even if the clock was set back."""
+    """Return the time of a new note in ms since 1970, later than that of each existing note."""
     return max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
 
 

@@ -205,9 +205,10 @@ def matching_rows(
     notes: Sequence[Note],
     where: str | Column,
 ) -> dict[ObjectFile, Int64s]:
-    """Return, by file, the row numbers of the letters that satisfy a Spark condition.
+    """Return, by file, the row numbers of the letters that satisfy a Spark condition, in any order.
 
-    Raises ValueError if ``where`` is not a condition over these columns, or there is no session.
+    Files without such letters are left out. Raises ValueError if ``where`` is not a condition over
+    these columns, or there is no session.
 
     ``spark``: the session that evaluates the condition. None for the active session. ``notes``: the
     notes of letters that were sent again or dropped. ``where``: the condition, over the columns of

@@ -118,7 +118,7 @@ def replay(
     spout : str, optional
         The spout of the letters; all by default.
     again : bool, default False
-        Whether to send letters that were sent before.
+        Whether to send also the letters that were sent before.
     max_replays : int or None, default 20
         The maximum number of replays of a record; None for no limit. A letter whose record was
         replayed this often is left out, counted in ``left_out`` and logged, so that a program that

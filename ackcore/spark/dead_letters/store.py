@@ -163,7 +163,7 @@ class DeadLetters:
         return own
 
     def write(self, number: int, dead: Mapping[str, pa.Table]) -> None:
-        """Write the dead letters of a micro-batch. A repeated call has no effect.
+        """Write the dead letters of a micro-batch. A call with the same records has no effect.
 
         Older files may be merged then; an error of that is only logged. ``dead``: by spout the
         records, in the columns of `TRACKING` and of the source. Raises StateError if the letters

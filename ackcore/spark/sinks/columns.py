@@ -89,7 +89,7 @@ def refuse_same_names(
 ) -> None:
     """Raise TypeError if two fields of one struct have names that are equal apart from their case.
 
-    Structs in its fields are checked, too.
+    Structs in its fields, also in lists and maps, are checked, too.
 
     ``what``: the beginning of the message, which names the sink and its target. ``kind``: the
     stream's columns as a struct. ``case_sensitive``: Spark's setting; with True, nothing is
@@ -135,7 +135,7 @@ def lacking(
 
 
 def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
-    """Return a stream's schema with the Arrow types to which Spark's types of its columns convert.
+    """Return a stream's schema after conversion to Spark's types and back to Arrow's.
 
     Raises TypeError if Spark has no type for a column. ``what``: the beginning of the message.
     """

@@ -270,7 +270,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         )
 
     def commit(self, transaction: DeltaCommit) -> None:
-        """Write the rows in one commit. With keys and without rows, nothing is committed.
+        """Write the rows and the number in one commit; none is made with keys and without rows.
 
         Raises ValueError if deltalake refuses the rows as a whole, for instance because of a CHECK
         constraint. The message does not contain values of rows. Raises
@@ -407,7 +407,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
     @contextlib.contextmanager
     def _as_unavailable(self, sink: str) -> Iterator[None]:
-        """Raise errors of the storage as `SinkUnavailable`; pass on conflicts and other schemas."""
+        """Raise errors of the storage as `SinkUnavailable`; pass on conflicts and schema errors."""
         exceptions = _deltalake().exceptions
         try:
             yield
@@ -431,7 +431,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         return [*hidden, *chain.from_iterable(map(secrets_of, addresses))]
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the commits with which a user resets the number, or accepts it with any rows."""
+        """Return advice: the commit by which a user resets the number, or accepts any rows."""
         application, number = _application(batch), batch.batch_id
         return (
             f"restore the table to the version before micro-batch {number} (RESTORE TABLE); or "

@@ -128,8 +128,9 @@ class IcebergSink(TransactionalSink["Transaction"]):
         return f"to_iceberg({self.table!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError or ValueError if Spark or Iceberg lacks a type, or keys are bad.
+        """Raise TypeError if Spark or Iceberg lacks a type, a key is nested, or names are alike.
 
+        Names are alike if Spark does not distinguish them. Raises ValueError if a key is no column.
         Raises ValueError if the table lacks a column or a struct field, or has a required one that
         the stream lacks. With keys, it must have no other column. Types are not compared with the
         table's. Raises ValueError for a format or codec that pyiceberg cannot write,

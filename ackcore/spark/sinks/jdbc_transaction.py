@@ -320,7 +320,7 @@ class JdbcTransaction:
         self._move_all(wanted, keys)
 
     def _index(self, keys: Sequence[str]) -> None:
-        """Create an index on the staged rows' keys and commit. Without an index if that fails."""
+        """Create an index on the staged rows' keys, and commit; do nothing if that fails."""
         row = self.connection.quoted(_ROW)
         index = self.connection.quoted(f"{self._bare[:-1]}k")
         # Only for speed: not all types can be indexed.

@@ -64,7 +64,8 @@ OWNER = "_ackcore.json"
 def is_small(rows: int, size: int) -> bool:
     """Return whether the driver itself writes some rows, faster than a Spark job.
 
-    It writes up to 131,072 ``rows``, in files of up to 32 MiB. ``size``: the size in bytes.
+    It writes up to 131,072 ``rows``, read from files of up to 32 MiB in all. ``size``: the size of
+    these files in bytes.
     """
     return rows <= DRIVER_ROWS and size <= DRIVER_BYTES
 
@@ -87,7 +88,10 @@ class ParquetDirectory(Sink):
         return f"to_parquet({self.path!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError if Parquet cannot hold a column, or Spark cannot read it back."""
+        """Raise TypeError if Parquet cannot hold a column, or Spark cannot read it back.
+
+        That includes a column ``batch_id``, and names that Spark does not distinguish.
+        """
         what = f"sink {sink!r}"
         struct = pa.struct(list(schema))
         refuse_same_names(f"{what} writes Parquet for Spark", struct, case_sensitive)

@@ -214,7 +214,8 @@ class PostgresRows:
     ) -> None:
         """Write rows by bisection, in their order, and add the refused ones to `_refused`.
 
-        Raises an error that the table may have caused if 64 rows fail so and none was written.
+        If no row was written and 64 failed with errors that are suspect (`_is_suspect`), raises the
+        last of these errors.
 
         ``start``, ``stop``: the range of row numbers. ``write``: writes such a range. ``absent``:
         the sorted numbers of rows that it cannot write. ``error``: the error of the whole range, or

@@ -27,7 +27,7 @@ E = TypeVar("E", bound=BaseException)
 class InvalidRejects(TypeError, ValueError):
     """A `SinkRejects` is invalid: it has wrong arguments, or names rows that the sink did not get.
 
-    Also raised if `Sink.write` returns neither a `SinkRejects` nor None.
+    Also raised if a sink raises one without rows, or returns neither a `SinkRejects` nor None.
     This is a programming error in the sink. It ends the query without a retry.
     """
 

@@ -117,14 +117,13 @@ class Sink(ABC):
         Returns
         -------
         SinkRejects or None
-            The rows that the sink refuses, or None if it has written all rows. The rows that are
-            not refused are written. A repeated call must refuse the same rows again.
+            The rows that the sink refuses, or None if it refuses none. All others are written. A
+            repeated call must refuse the same rows again.
 
         Raises
         ------
         SinkRejects
             If the sink refuses rows and has written nothing. It is called again without these rows.
-            An error without any row ends the query.
         CheckpointForeign, CheckpointInUse, TooManyRefused
             If a repeated call would fail, too. The error ends the query.
         Exception

@@ -165,8 +165,7 @@ class SinkBatch:
     def content(self) -> str:
         """Return 16 hex digits that identify these rows and those that the sink has refused.
 
-        All calls of a sink for one micro-batch have equal digits. A sink records them with the
-        number.
+        They are equal in all calls of `Sink.write` for a micro-batch, so a sink records them.
         """
         plain = tuple(file._replace(refused=_NO_PLACES) for file in self.files)
         return replace(self, files=plain).fingerprint()

@@ -47,7 +47,7 @@ class FileSystemStore(ABC):
 
     @abstractmethod
     def _write_file(self, file: str, data: bytes, once: bool) -> None:
-        """Write a file, whole and durably; replace one, or with ``once`` raise FileExistsError."""
+        """Write a file, whole and durably. With ``once``, raise FileExistsError if it exists."""
 
     @abstractmethod
     def _remove_file(self, file: str) -> None:

@@ -106,7 +106,10 @@ class Store(Protocol):
         """
 
     def list(self, prefix: str = "") -> list[StoredObject]:
-        """Return the objects with keys below ``prefix/``, sorted by key; without a prefix, all."""
+        """Return the objects with keys below ``prefix/`` or, without one, all; sorted by key.
+
+        The list may lag behind puts and deletes.
+        """
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects. Keys without an object are ignored."""
@@ -133,7 +136,11 @@ def conflict(place: str | os.PathLike[str], done: str = "written") -> StoreConfl
 
 
 def checked_key(key: str) -> str:
-    """Return a valid key unchanged. Raises ValueError if the key is invalid."""
+    """Return a valid key unchanged.
+
+    Raises ValueError if the key is no relative path without ``.`` and ``..``, or has a part that is
+    a name of ackcore's own files.
+    """
     parts = key.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError(

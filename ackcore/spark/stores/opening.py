@@ -93,7 +93,7 @@ def check_delta_url(path: str) -> None:
 
 
 def place_of(path: str | os.PathLike[str], argument: str) -> str:
-    """Return an absolute path, or a bucket's URL as `store_url` returns it.
+    """Return an absolute path, or a bucket's URL with the scheme and slashes of `store_url`.
 
     Raises ValueError or TypeError if ``path`` is neither a path nor the URL of a bucket.
     """

@@ -63,7 +63,7 @@ def local_directory() -> str:
 def made_in(directory: Place) -> str:
     """Return the directory in which to make a file for `publish`.
 
-    It is ``directory`` itself, which is created, or a local directory if that is in a bucket.
+    It is ``directory`` itself, which is created. If ``directory`` is in a bucket, it is local.
     """
     if is_bucket(directory):
         return local_directory()
@@ -91,7 +91,7 @@ def publish(made: str, directory: Place, name: str, *, synced: bool = True) -> N
 class StagingDirectory:
     """A directory in which to make files for ``directory``.
 
-    It is ``directory`` itself, or a new local directory if that is in a bucket.
+    It is ``directory`` itself. If ``directory`` is in a bucket, it is a new local directory.
     """
 
     def __init__(self, directory: Place) -> None:
@@ -172,7 +172,7 @@ def read_run_table(path: Place) -> pa.Table:
 
 
 def is_beside(place: Place, store: Store) -> bool:
-    """Return whether a file is on the storage of a store, so that `adopt_object` can link it."""
+    """Return whether a file is on the storage of a store, so that `adopt_object` can take it."""
     if isinstance(store, LocalStore) or not is_bucket(place):
         return isinstance(store, LocalStore) and not is_bucket(place)
     return object_at(place)[0] is object_at(store.url)[0]
