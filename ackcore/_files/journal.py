@@ -283,7 +283,7 @@ class Journal:
             raise OSError(
                 error.errno,
                 "a journal needs a file system with hard links; put the checkpoint on "
-                "another file system, or set journal = False",
+                "another file system, or set journal = False in the bolt",
                 str(self._directory),
             ) from error
         return True

@@ -173,9 +173,9 @@ class Dead(BySpout[DeadPart]):
 
 
 def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
-    """Yield tables of the records of one part, which has the source's columns if it is a table.
+    """Yield tables of the records of one part. A part that is a table is yielded unchanged.
 
-    The arguments are those of `DeadFile.pieces`.
+    ``payload``, ``keep``: the arguments of `DeadFile.pieces`.
     """
     if isinstance(part, pa.Table):
         yield part

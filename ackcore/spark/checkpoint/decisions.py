@@ -44,8 +44,8 @@ class Plan:
     interrupted: bool = False  # the driver was interrupted, and did not crash
     #: By planned spout: the rows of the plan, such as offsets, and the start of the next plan.
     offsets: Mapping[str, Any] = field(default_factory=dict)
-    #: By spout with ``ordered_by`` or ``dedup``, the columns of its key (after "dedup"), which
-    #: determine the places of retries.
+    #: By spout with ``ordered_by`` or ``dedup``, the columns of its key, which determine the places
+    #: of retries. For ``dedup``, the text "dedup" stands before the columns.
     ordered_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
@@ -92,8 +92,8 @@ class BatchDecision:
     now_ms: int = 0
     #: JSON values needed to read records of the run again: see `ackcore.spark.engine.reread`.
     reread: Mapping[str, Any] = field(default_factory=dict)
-    #: Records that are dead since a sink refused rows of them, like ``dead``; recorded later
-    #: (`refusals`).
+    #: Records that are dead because a sink refused their rows: tables like those of ``dead``, which
+    #: are recorded after the decision (`refusals`).
     refused: Mapping[str, pa.Table] = field(default_factory=dict)
     #: Whether the answers of all sinks are recorded, which is done only if one refused rows.
     sinks_done: bool = False

@@ -55,7 +55,7 @@ class Segment:
         return all_nullable(self.cache.read(self.file).slice(self.start, len(self)))
 
     def after(self, taken: int, waiting: pa.Table) -> Segment:
-        """Return a segment of the same file without the first ``taken`` rows, which wait no longer.
+        """Return a segment of the same file without the first ``taken`` waiting rows.
 
         At least one row must be left. ``waiting``: the result of `table`.
         """

@@ -26,7 +26,7 @@ from ackcore.spark.stores.opening import is_bucket, open_store, place_of
 class CheckpointView:
     """A read-only view of a checkpoint, as its head was at the first call of a method.
 
-    On a file system `progress` and `holder` read files that are newer at each call.
+    On a file system `progress` and `holder` read their own files again at each call.
     """
 
     def __init__(self, url: str) -> None:

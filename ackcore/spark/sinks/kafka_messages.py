@@ -123,7 +123,7 @@ class Messages:
         """Read the files, and yield the rows that can be sent; add the others to `unfit`.
 
         The headers of a message include the sink's own. The value of ``ackcore-row`` is the index
-        of the file, a point, and the row's index in the file without rows that the sink leaves out.
+        of the file, a point, and the row's index among those that `read_sink_file` yields.
         """
         batch = (BATCH, self.batch)
         ours = {BATCH, ROW} if self.message_id is None else {BATCH, ROW, MESSAGE_ID}
@@ -170,7 +170,7 @@ class Suspects:
         return deliveries
 
     def _add(self, one: Undelivered) -> bool:
-        """Record a failure that a row has caused, and return True; return False for another one."""
+        """Record a failure and return True, or return False if it must be raised as an error."""
         at = content_hash(one.key, one.value)
         if one.why == "beside":
             if self.beside is not None:

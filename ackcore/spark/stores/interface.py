@@ -99,9 +99,9 @@ class Store(Protocol):
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Write an object of any size from a local file, and remove the file.
 
-        ``if_absent``: whether to write only if no object has this key. Raises StoreConflict, and
-        keeps the file, if one has and differs from it. In a bucket or HDFS an object also conflicts
-        with any file larger than 64 MiB. A bucket checks this before the upload of such a file; an
+        ``if_absent``: whether to write only if no object has this key. If the object differs from
+        the file, raises StoreConflict and keeps the file. In a bucket or HDFS any object conflicts
+        with a file larger than 64 MiB. A bucket checks this before the upload of such a file; an
         object that is written during the upload is replaced.
         """
 
