@@ -81,7 +81,7 @@ class JournalAnswers(Protocol):
 
 
 class _Place(NamedTuple):
-    """The file of an answer, a descriptor or minus a segment's number, with offset and size."""
+    """The place of an answer. ``file``: an open file's descriptor, or minus a segment's number."""
 
     file: int
     offset: int
@@ -319,7 +319,7 @@ class Journal:
                 self._read_open(name, other, size)
 
     def _segments(self) -> None:
-        """Read the files that other writers have synced since the last call (segments)."""
+        """Read the segments, files that other writers have synced, that are new since last time."""
         while os.path.exists(f"{self._directory}/{self._next:08d}.answers"):
             self._read_segment(self._next)
             self._next += 1

@@ -55,7 +55,7 @@ Bodies = dict[str, dict[str, Any]]
 
 
 class HeadMoved(StateError):
-    """Another driver wrote to a checkpoint while this driver opened it; open it again."""
+    """Another driver wrote to a checkpoint while this driver opened it. `opened` tries again."""
 
 
 class Records:

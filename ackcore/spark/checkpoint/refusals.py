@@ -51,7 +51,7 @@ class Refusals:
         self._cache = cache
 
     def of(self, number: int) -> list[Refusal]:
-        """Return the recorded refusals of a micro-batch, in their order."""
+        """Return the recorded refusals of a micro-batch, in the order of `add`; may be empty."""
         found: list[Refusal] = []
         while (body := self._records.read(f"batches/{number}.refused-{len(found)}")) is not None:
             self._cache.expect(body["table_bytes"])

@@ -50,7 +50,7 @@ class Segment:
     def table(self) -> pa.Table:
         """Return the waiting rows, in a memory map, with all columns of the source nullable.
 
-        Files of tasks and of the driver may differ in that, and are concatenated.
+        Files of tasks and of the driver may differ in nullability, and are concatenated.
         """
         return all_nullable(self.cache.read(self.file).slice(self.start, len(self)))
 

@@ -176,8 +176,8 @@ class State:
     def record_topology(self) -> None:
         """Record the changed topology that `open` accepted, and log the rows that it deletes.
 
-        Call it after all checks of a start, and before the first micro-batch. A second call does
-        nothing.
+        Call it after all checks of a start, and before the first micro-batch. Without a change, and
+        at a second call, it does nothing.
         """
         lost = self._accepted
         if lost is not None:
@@ -261,8 +261,8 @@ class State:
     def _check_waiting(self, topology: Parts, decision: BatchDecision | None) -> None:
         """Raise CheckpointForeign if a spout of waiting or replayed records is not in the topology.
 
-        It is also raised if the spout is untracked, or its columns no longer fit. ``decision``: the
-        last decision, None before the first.
+        It is also raised if the spout is untracked, or the records do not fit its present columns
+        (ColumnsChanged). ``decision``: the last decision, None before the first.
         """
         waiting = Waiting({}) if decision is None else decision.waiting
         plan = self._open_plan()

@@ -118,7 +118,7 @@ class _Checked:
         self._nbytes = 0
 
     def get(self, place: tuple[str, int]) -> tuple[bool, pa.Buffer | None]:
-        """Return whether a file was checked, and its bytes if they are kept."""
+        """Return whether a file, by path or URL and size, was checked, and its bytes if kept."""
         with self._lock:
             if place not in self._places:
                 return False, None

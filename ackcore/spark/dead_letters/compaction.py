@@ -48,8 +48,7 @@ class Compaction:
         """Merge adjacent files of a spout if 16 or more of them are alike.
 
         Before each merge, and at a spout's first call, files that were merged over an hour ago are
-        deleted.
-        ``older``: the spout's files without the last one, which may be written again.
+        deleted. ``older``: the spout's files without the last one, which may be written again.
         """
         run = self._run(older)
         for file in [file for file in self._schemas if _spout_of(file.path) == spout]:

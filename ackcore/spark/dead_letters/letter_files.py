@@ -217,7 +217,7 @@ def reading_letters(path: ObjectFile, **options: Any) -> Iterator[pq.ParquetFile
 
 
 def emptied(letters: pa.Table, gone: Bools) -> pa.Table:
-    """Return letters, with null or empty values where ``gone`` is true, except the micro-batch.
+    """Return letters, with null or empty values where ``gone`` is true, except in ``batch_id``.
 
     The rows stay, because a letter's id contains its position in the micro-batch.
     """
@@ -247,7 +247,7 @@ def _empty_of(kind: pa.DataType) -> Any:
 
 
 def emptied_rows(file: pq.ParquetFile) -> Bools | None:
-    """Return a mask of the rows that a drop has emptied; None if the footer shows none."""
+    """Return a mask of the rows that drops have emptied; None if, by the footer, there are none."""
     at = file.schema_arrow.get_field_index(ATTEMPTS)
     groups = (file.metadata.row_group(n) for n in range(file.num_row_groups))
     if not any(group.column(at).statistics.null_count for group in groups):

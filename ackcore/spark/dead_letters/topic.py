@@ -42,8 +42,8 @@ OURS = frozenset(
 class DeadLetterTopic:
     """A Kafka topic for ``dead_letters=`` of `start`, `run_batch` and `guard`.
 
-    The driver sends each letter as a message once its micro-batch is done. The store has the letter
-    too, so `dead_letters` and `replay` work as usual. If the source has a column ``value`` of text
+    The driver sends each letter as a message after the store has it, and before the micro-batch is
+    done. So `dead_letters` and `replay` work as usual. If the source has a column ``value`` of text
     or bytes, and otherwise only columns of a Kafka record, the message has the record's value, key
     and headers. Else its value is the record as a JSON object. After the record's headers a message
     has
@@ -68,7 +68,8 @@ class DeadLetterTopic:
     bootstrap_servers : str
         ``host:port``, or several separated by commas.
     store : path, optional
-        The place of the store, with the meaning of a path in ``dead_letters``.
+        The place of the store: a path or URL as ``dead_letters`` of `start` takes it. By default
+        its place at the last start, or in the checkpoint.
     options : mapping, optional
         More settings of librdkafka. They are not recorded: give the topic at each start.
 

@@ -60,8 +60,8 @@ class WaitingCounts:
 class DeadCounts:
     """The numbers of the dead letters.
 
-    ``sent``: those of ``letters`` that were replayed. ``dropped``: those that were dropped, which
-    no longer exist. ``reasons``: of the letters that were not replayed, the most frequent first.
+    ``sent``: those of ``letters`` that were replayed. ``dropped``: the dropped ones, which
+    ``letters`` lacks. ``reasons``: of the letters that were not replayed, the most frequent first.
     ``damaged``: the name and damage of each unreadable file, whose letters are not counted.
     """
 

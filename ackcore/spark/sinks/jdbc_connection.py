@@ -216,7 +216,7 @@ class JdbcConnection:
         return None
 
     def columns(self, table: str) -> dict[str, bool]:
-        """Return a table's columns; the value is True if one is NOT NULL and not auto-incremented.
+        """Return for each column of a table whether it is NOT NULL and not auto-incremented.
 
         A default is not considered. Raises JdbcError if the table cannot be read.
         """

@@ -239,7 +239,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         self._live.release(sink, deployment)
 
     def _connected(self, batch: SinkBatch, connect: Callable[[], Any]) -> Any:
-        """Return the open producer of the batch's sink; make one with ``connect`` if none is."""
+        """Return the open producer of the batch's sink, or without one the new ``connect()``."""
         sink, deployment = batch.sink, batch.deployment
         live = self._live.get(sink, deployment)
         return self._live.put(sink, deployment, connect()) if live is None else live

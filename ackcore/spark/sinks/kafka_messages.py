@@ -205,7 +205,10 @@ class Suspects:
         return error
 
     def includes(self, key: bytes | str | None, value: bytes | str | None) -> bool:
-        """Return whether the message with this key and value may be too large."""
+        """Return whether a message with this key and value was not delivered for its size.
+
+        The whole request may have been too large, and not the message.
+        """
         return content_hash(key, value) in self._large
 
 

@@ -244,7 +244,7 @@ def _without_values_of(error: psycopg.Error) -> psycopg.Error:
 
 
 def _shown(error: psycopg.Error) -> psycopg.Error:
-    """Return a refused row's error for its dead letter: 500 characters, with values of the row."""
+    """Return a refused row's error for its dead letter, with values: 500 characters at most."""
     about = error.diag
     detail = f" ({about.message_detail})" if about.message_detail else ""
     return type(error)(f"{about.message_primary}{detail}"[:_LONGEST])

@@ -147,7 +147,7 @@ def is_missing(path: Place) -> bool:
 
 
 def read_table_at(path: Place, *, way_out: str = WAY_OUT) -> pa.Table:
-    """Return a table that has its checksum in its name, memory-mapped where possible.
+    """Return the table in an Arrow file whose name has its checksum, memory-mapped if possible.
 
     Raises CheckpointCorrupt if the file is missing or damaged, StateError if it cannot be read.
 
