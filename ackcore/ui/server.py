@@ -87,7 +87,10 @@ class Watched:
         self._status: CheckpointStatus | None = None
 
     def status(self) -> CheckpointStatus:
-        """Return the query's status, at most 2 seconds old."""
+        """Return the query's status, at most 2 seconds old.
+
+        Raises FileNotFoundError or StateError if the checkpoint cannot be read.
+        """
         with self._lock:
             if self._status is None or time.monotonic() - self._read_at >= _EVERY_S:
                 self._status = read_status(self.path, batches=_BATCHES, dead=self._dead)

@@ -429,8 +429,9 @@ class Letters:
         return [file for file in files if any(file.first <= n <= file.last for n in numbers)]
 
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> None:
-        """Replace a file by one with the same rows and a new key, if the index still names it.
+        """Replace a file by one with as many rows and a new key, and delete the former file.
 
+        Nothing changes if the index no longer names the file.
         Tried up to 10 times if drivers open the store meanwhile.
         """
         key, done = file.path.key, False

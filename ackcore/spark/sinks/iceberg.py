@@ -215,7 +215,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[Transaction]:
-        """Open the table and begin a transaction.
+        """Open the table and begin a transaction. Without `commit` the table stays unchanged.
 
         Raises SinkUnavailable if the catalog cannot be reached, or the table was deleted.
         """
