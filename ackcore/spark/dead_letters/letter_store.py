@@ -431,8 +431,8 @@ class Letters:
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> None:
         """Replace a file by one with as many rows and a new key, and delete the former file.
 
-        Nothing changes if the index no longer names the file.
-        Tried up to 10 times if drivers open the store meanwhile.
+        Nothing changes if the index no longer names the file. Tried up to 10 times if drivers open
+        the store meanwhile.
         """
         key, done = file.path.key, False
         was = {"written": file.path.digest}
