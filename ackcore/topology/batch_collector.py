@@ -38,7 +38,8 @@ class BatchCollector(FixedAttributes):
     ``reasons``: converts the exceptions that the bolt passes to `fail`. ``schemas``: the schema of
     each stream that the bolt emits. ``first_row``: the number of the batch's row 0 among all rows
     of the task (its handle). ``rows``: the number of rows, to which `emit` and `fail` refer by
-    numbers from 0. ``component``, ``stream``, ``identity``: those of `BatchOutput`.
+    numbers from 0. ``component``, ``stream``: the emitter of the batch, "" in ``flush``.
+    ``identity``: the records of the rows, for a bolt with ``needs_identity``.
     """
 
     _reasons: ReasonMaker
@@ -64,7 +65,11 @@ class BatchCollector(FixedAttributes):
     def emit(
         self, columns: Any, *, parents: Any = _NOT_GIVEN, stream: str = DEFAULT_STREAM
     ) -> None:
-        """Add tuples to the emissions of this call; arguments as for `BatchOutput.emit`."""
+        """Add tuples to the emissions of this call (`BatchOutput.emit`); none for no rows.
+
+        Raises TypeError or ValueError, without effect, if an argument does not fit the stream or
+        the rows. Raises RuntimeError after the call.
+        """
         schema = self._schemas.get(stream)
         if schema is None:
             raise no_stream(self._reasons.component, stream, self._schemas)
@@ -84,7 +89,11 @@ class BatchCollector(FixedAttributes):
                 self._emitted.append((stream, batch, anchors))
 
     def fail(self, rows: Any, reasons: BaseException | Reason | str | Iterable[Any] | None) -> None:
-        """Add failures of rows to those of this call; arguments as for `BatchOutput.fail`."""
+        """Add failures of rows to those of this call; a row keeps its first reason.
+
+        ``reasons``: one for all, or one for each row. Raises TypeError or ValueError, without
+        effect, if an argument does not fit. Raises RuntimeError after the call.
+        """
         handles = (_row_numbers(rows, "rows", self._rows) + self.first_row).tolist()
         why: list[Reason]
         if reasons is None or isinstance(reasons, BaseException | Reason | str):
@@ -208,7 +217,7 @@ def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
 
 
 def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
-    """Convert the ``columns`` of `BatchOutput.emit` to a batch with exactly the given schema.
+    """Convert columns, in any form that `columns_in` takes, to a batch with exactly this schema.
 
     Raises TypeError or ValueError if columns are missing, unknown or of different lengths, if a
     value would change by the cast, or for a null in a field that is not nullable. ``title`` is the
@@ -226,9 +235,10 @@ def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
 
 
 def columns_in(columns: Any, schema: pa.Schema, title: str) -> list[Any]:
-    """Return the ``columns`` of `BatchOutput.emit` as a list in the schema's order, not converted.
+    """Return columns as a list in the order of the schema, not converted.
 
-    Raises TypeError or ValueError if these are not the columns of the schema.
+    ``columns``: a RecordBatch, a Table, a mapping by name, or a list in that order. Raises
+    TypeError for another type, and ValueError for a missing, unknown or repeated column.
     """
     names = schema.names
     if isinstance(columns, pa.RecordBatch | pa.Table):
@@ -255,7 +265,7 @@ def columns_in(columns: Any, schema: pa.Schema, title: str) -> list[Any]:
 
 
 def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
-    """Convert a column to an array of a field's type. Later writes to the column do not change it.
+    """Convert a column to an array of a field's type, which later writes to it do not change.
 
     Raises TypeError if it is no column, and ValueError if its values do not fit the field.
     """

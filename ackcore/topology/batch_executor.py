@@ -64,7 +64,10 @@ class BatchExecutor(BoltExecutor):
         return self._results(self._joined(emitted), failures)._replace(raised=raised)
 
     def flush(self) -> Results:
-        """Flush the bolt; see `Executor.flush`."""
+        """Call the bolt's ``flush``, if it has one and had a row; return the last results.
+
+        If it raises, all rows fail that have not failed before.
+        """
         emitted: list[Piece] = []
         failures: dict[int, Reason] = {}
         if self._prepared and self._until_flush:

@@ -68,7 +68,7 @@ def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> lis
 
 
 def join_anchors(parts: Sequence[Anchors]) -> Anchors:
-    """Join the anchors of several emissions, in order, for an emission with all of their rows."""
+    """Join the anchors of one or more emissions, in order, for an emission with all their rows."""
     handles = np.concatenate([part.handles for part in parts])
     if all(part.offsets is None for part in parts):
         return Anchors(handles, None)
@@ -110,7 +110,10 @@ _METHODS = {
 
 
 class FixedAttributes:
-    """The base class of collectors. An unknown attribute raises an error with advice."""
+    """The base class of collectors. An unknown attribute raises AttributeError.
+
+    The error has advice if the collectors of other bolts have the attribute.
+    """
 
     __slots__ = ()
 
@@ -127,7 +130,7 @@ class FixedAttributes:
             raise AttributeError(text, name=name, obj=self)
 
 
-#: The largest number of inputs of one call.
+#: The largest ``max_batch`` of an `AsyncBolt`.
 MAX_BATCH = 1 << 16
 
 #: The attributes of an `AsyncBolt` that are settings of its calls, besides its limit.
@@ -144,10 +147,11 @@ CALL_SETTINGS = (
 def call_settings(
     bolt: Component, tasks: int = 1, reject: Iterable[type[Exception] | str] = ()
 ) -> CallSettings | None:
-    """Return the settings of a bolt's calls in one task; None for a bolt with one call at a time.
+    """Return the settings of a bolt's calls in one task, if it is an `AsyncBolt`.
 
-    A `BasicBolt` with several ``threads`` has only their number. Raises TypeError or ValueError if
-    a setting has another type or is out of range, or if a `Bolt` has ``threads``.
+    For a `BasicBolt` with several ``threads`` they have only that number. Returns None for any
+    other bolt. Raises TypeError or ValueError if a setting has a wrong type or is out of range,
+    and TypeError for a `Bolt` with ``threads``.
 
     ``tasks``: the number of tasks that share the rate of ``bolt.limit``. ``reject``: the exceptions
     that are not retried, in addition to ``bolt.reject``.
@@ -180,8 +184,8 @@ def keep_settings(component: Component) -> None:
     """Store in the bolt object the settings that its class has: numbers, None and rate limits.
 
     The bolt is pickled, but tasks import its class again. A value that the driver assigned to the
-    class, such as a budget from its command line, would be missing there. A setting that the
-    object has already is not changed, nor is one that only ackcore's classes have.
+    class, such as a budget from its command line, would be missing there. A setting of the object
+    itself is not changed. Defaults in ackcore's classes are not stored.
     """
     classes = type(component).__mro__
     ours = [one for one in classes if one.__module__ == Component.__module__]
@@ -242,8 +246,8 @@ def overrides_flush(component: Component) -> bool:
 def journaled(component: Component) -> BasicBolt | AsyncBolt:
     """Return the bolt unchanged, after a check that it can have a journal.
 
-    Raises TypeError unless it is an `AsyncBolt`, or a `BasicBolt` without a ``flush`` of its own,
-    and ``journal`` is a bool.
+    Call it only if ``journal`` is not False. Raises TypeError if ``journal`` is not a bool, or if
+    the bolt is neither an `AsyncBolt` nor a `BasicBolt` without a ``flush`` of its own.
     """
     made = type(component).__name__
     if not isinstance(component.journal, bool):
@@ -269,9 +273,9 @@ def journaled(component: Component) -> BasicBolt | AsyncBolt:
 
 
 def cleaned_up(cleanup: Callable[[], object], name: str) -> None:
-    """Call the ``cleanup`` of the bolt ``name``, and log an exception.
+    """Call the ``cleanup`` of the bolt ``name``. Log an exception instead of raising it.
 
-    It is not raised, because no record depends on it any more.
+    No record depends on the call any more. Only a KeyboardInterrupt is raised.
     """
     try:
         cleanup()
@@ -305,7 +309,10 @@ class BoltExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on the rows of a batch; see `Executor.process`."""
+        """Prepare the bolt before its first row; run it on a batch (`Executor.process`).
+
+        If ``prepare`` has raised, the rows of this and all later batches fail with its exception.
+        """
         first, rows = self._seen, batch.num_rows
         self._seen += rows
         if rows and not self._prepared:
@@ -317,7 +324,7 @@ class BoltExecutor:
         return self._process(origin, batch)
 
     def cleanup(self) -> None:
-        """Call the bolt's ``cleanup``, if its ``prepare`` succeeded; log an exception."""
+        """Call the bolt's ``cleanup`` once, if its ``prepare`` succeeded; log an exception."""
         if self._prepared and not self._broken:
             cleaned_up(self.component.cleanup, self.reasons.component)
         self._prepared = False
@@ -327,7 +334,7 @@ class BoltExecutor:
         raise NotImplementedError
 
     def _prepare(self) -> None:
-        """Prepare the bolt. If that raises, all rows of the task fail."""
+        """Prepare the bolt. Store an exception, with which `process` then fails all rows."""
         self._prepared = True
         try:
             self._call_prepare()

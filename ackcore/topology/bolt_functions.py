@@ -190,9 +190,8 @@ def answer_parts(
 ) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
     """Convert what a function of batches returned, without the rows that do not fit the schema.
 
-    The arguments are those of `columns_of`. Returns batches, each with the number of its first row,
-    and a `Misfit` for each other row: for all rows if the answer has other columns or another
-    number of rows.
+    Returns batches, each with the number of its first row, and a `Misfit` for each other row: for
+    all ``rows`` if the answer has other columns or another number of rows than the function got.
     """
     try:
         return [(0, columns_of(answer, schema, rows))], []

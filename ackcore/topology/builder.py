@@ -461,7 +461,7 @@ class TopologyBuilder:
         TopologyError
             If the declarations do not fit together; it lists all problems.
         TypeError, ValueError
-            If a setting is wrong.
+            If a setting is unknown, has another type, or is out of range.
         """
         if settings is None:
             settings = Settings()

@@ -49,8 +49,9 @@ Group = list[CallInput]
 class CallExecutor(RowExecutor):
     """The `Executor` of one task of an `AsyncBolt`, or of a `BasicBolt` with several threads.
 
-    ``component``, ``context``, ``reasons``: as for a `RowExecutor`. ``settings``: the settings of
-    the bolt's calls. ``progressed``: called after each call, in the order of the inputs.
+    ``context``: the argument of ``prepare``. ``reasons``: converts the bolt's exceptions.
+    ``settings``: the settings of the bolt's calls. ``progressed``: called after each call, in the
+    order of the inputs.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class CallExecutor(RowExecutor):
         #: Makes the object that runs the calls.
         self.make_calls: Callable[..., Calls[Group, None]] = Calls
         self._calls: Calls[Group, None] | None = None
-        #: The argument ``refusal`` of `Calls`.
+        #: Called before each call: returns the error with which it is refused, or None.
         self._refusal: Callable[[], Unavailable | None] | None = None
         self._trips = 0  # the number of times that a breaker has opened, as last reported
 

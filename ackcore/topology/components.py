@@ -87,7 +87,8 @@ class Collector(Protocol):
 
         A `Reject` is final, and an exception that ``reject`` or ``retry_on`` makes final. The first
         of several reasons is kept. An input that was acked in the same batch fails. For one that
-        was acked in an earlier batch, the call has no effect. Raises as `ack` does.
+        was acked in an earlier batch, the call has no effect. Raises TypeError or ValueError for an
+        object that is no input of this task, and RuntimeError after ``flush()``.
         """
 
 
@@ -95,7 +96,10 @@ class BasicCollector(Protocol):
     """The interface through which a `BasicBolt` emits while it executes one input."""
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple anchored to the input; ``values`` and ``stream`` as for `Collector.emit`.
+        """Emit a tuple anchored to the input.
+
+        ``values``: the values in the order of the stream's schema, or by field. ``stream``: one of
+        ``outputs``. Raises TypeError or ValueError if they do not fit.
 
         Any thread may call it until ``execute`` has returned. Later calls raise `ValueError`, and
         fail the input if its batch has not ended.
@@ -117,8 +121,8 @@ class AsyncCollector(BasicCollector, Protocol):
     def used(self, *, tokens: float | None = None, cost: float | None = None) -> None:
         """Report what the call has used, for a limit with ``tokens_per_min`` or ``cost_per_run``.
 
-        Like `ackcore.calls.used`, but from any thread. In ``execute_many``, any one collector
-        reports for all tuples of the call.
+        Any thread may call it. Several reports of a call add up. They have no effect without such
+        a limit. In ``execute_many``, any one collector reports for all tuples of the call.
         """
 
 
@@ -218,8 +222,8 @@ class Component:
     ``"TimeoutError"`` for a builtin, otherwise ``"package.module.Class"``.
     """
 
-    #: The schema of each emitted stream; a bare schema is the stream ``"default"``. A column may be
-    #: declared not nullable. Nested fields may be null, whatever is declared.
+    #: The schema of each emitted stream; a bare schema is the stream ``"default"``. None if the
+    #: bolt emits nothing. A column may be declared not nullable; nested fields may always be null.
     outputs: pa.Schema | Mapping[str, pa.Schema] | None = None
     #: The exceptions that make a record a dead letter at once, when this bolt raises them or fails
     #: a tuple with them. They add to `Reject` and to the setting ``reject`` of all bolts.

@@ -2,8 +2,8 @@
 
 `TopologyBuilder.build` puts the bolt ``<spout>.dedup`` between a spout with ``dedup`` and all its
 readers. A fields grouping by the key brings all copies of a micro-batch into one task, which lets
-one of them pass. The bolt emits the key of each record to its stream ``"seen"``. A table of the
-same name is folded from it, so it has the keys of ACKED records, each with the time of its record.
+one of them pass. The bolt emits the key of each passed record to its stream ``"seen"``. A table
+with the bolt's name is folded from that stream. It has the keys of ACKED records, with their times.
 The engine's part is in `ackcore.spark.tasks.dedup_executor` and `ackcore.spark.tables.seen_keys`.
 """
 
@@ -62,8 +62,9 @@ def dedup_of(
 ) -> Dedup | None:
     """Check the arguments of a spout for ``dedup``, and return them; None without ``dedup``.
 
-    ``columns``: the argument ``dedup``. Raises TypeError or ValueError if an argument is wrong, or
-    is given without ``dedup``.
+    ``columns``: the argument ``dedup``. Raises TypeError for a wrong type. Raises ValueError if a
+    bound is out of range, ``dedup`` has no bound, ``event_time`` is given without ``within_s``, or
+    any argument without ``dedup``.
     """
     of = f"of spout {spout!r}"
     given = {"within_s": within_s, "within_keys": within_keys, "event_time": event_time}
@@ -108,9 +109,9 @@ def dedup_of(
 
 
 def problems(spout: Spout, names: Iterable[str]) -> Iterator[str]:
-    """Yield the problems of a spout's ``dedup`` as texts.
+    """Yield the problems of a spout's ``dedup`` as texts; none if it has no ``dedup``.
 
-    ``names``: the names of all bolts and tables.
+    ``names``: the names of all bolts and tables, which must not include ``<spout>.dedup``.
     """
     dedup, subject = spout.dedup, f"spout {spout.name!r}"
     if dedup is None:

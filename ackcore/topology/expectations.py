@@ -74,7 +74,8 @@ def expect(
     Raises
     ------
     TypeError, ValueError
-        If an argument is wrong. ``build`` checks the expressions.
+        If there is no condition, or an argument has another type or value. ``build`` checks the
+        expressions.
     """
     if not conditions:
         raise ValueError('expect() needs at least one condition, such as "amount > 0"; got none')
@@ -97,8 +98,9 @@ def expect(
 
 
 def expectations_of(given: Any, subject: str) -> tuple[Expectations, ...]:
-    """Return the argument ``expect`` of a spout or bolt as a tuple; raise TypeError if wrong.
+    """Return the argument ``expect`` of a spout or bolt as a tuple.
 
+    Raises TypeError unless it is an `Expectations` or a sequence of them, which may be empty.
     ``subject``: the name of the spout or bolt in the text.
     """
     some = (given,) if isinstance(given, Expectations) else given

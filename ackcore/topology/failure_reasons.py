@@ -92,9 +92,10 @@ class ReasonMaker:
             self._retry_on = (Retry, *retried)
 
     def of(self, reason: BaseException | Reason | str | None) -> Reason:
-        """Convert an exception, a text or None to a reason; return a checked copy of a `Reason`.
+        """Convert an exception, a text or None to a reason.
 
-        A text and None are never final. Raises TypeError if it is another object.
+        A text and None are never final. A `Reason` is copied, with its fields converted to their
+        types, and its wait limited to a year. Raises TypeError for another object.
         """
         if isinstance(reason, BaseException):
             final = isinstance(reason, self._reject) or not isinstance(reason, self._retry_on)

@@ -107,13 +107,13 @@ class Spout:
     def checks_ids(self) -> bool:
         """Whether each micro-batch is checked for duplicate message ids, which are an error.
 
-        Not for an untracked spout, with ``dedup``, or if the ids are made or declared ``unique``.
+        Not for an untracked spout, with ``dedup``, with ``unique``, or if ackcore numbers records.
         """
         return self.tracked and bool(self.message_id) and not self.unique and self.dedup is None
 
     @property
     def emitter(self) -> str:
-        """The name of the component that readers read: with ``dedup`` ``<spout>.dedup``, a bolt."""
+        """The component that readers read: ``<spout>.dedup``, a bolt, or ``name`` without dedup."""
         return self.name if self.dedup is None else f"{self.name}{DEDUP}"
 
     @property
@@ -136,7 +136,7 @@ class BoltSpec:
     name: str  # the name of the component
     component: Component  # the bolt itself
     schemas: Mapping[str, pa.Schema]  # the schema of each stream that it emits
-    parallelism: int | None  # the requested number of tasks
+    parallelism: int | None  # the requested number of tasks; None for the default
     inputs: tuple[Input, ...]  # its inputs, as declared
     expect: tuple[Expectations, ...] = ()  # the conditions of its tuples
 
@@ -187,7 +187,7 @@ class Parts:
     tables: Mapping[str, TableSpec] = field(default_factory=dict, kw_only=True)
 
     def table_read(self, sink: SinkSpec) -> TableSpec | None:
-        """Return the table of a sink of ``<table>.changes`` or ``<table>.closed``; else None."""
+        """Return the table whose changes or closed windows a sink reads; None for other sinks."""
         for end in (CHANGES, CLOSED):
             if sink.component.endswith(end):
                 return self.tables.get(sink.component.removesuffix(end))
@@ -204,14 +204,15 @@ class Parts:
         return self.bolts[sink.component].schemas[sink.stream]
 
     def source_of(self, component: str) -> Spout | None:
-        """Return the spout of this name, or whose bolt ``<spout>.dedup`` has it; else None."""
+        """Return the spout for its own name or its `emitter`'s; None for any other component."""
         spout = self.spouts.get(component) or self.spouts.get(component.removesuffix(DEDUP))
         return spout if spout is not None and component in (spout.name, spout.emitter) else None
 
     def spouts_of(self, component: str) -> tuple[str, ...]:
         """Return the names of the spouts whose records reach a component, in declared order.
 
-        For a spout it is the spout itself, also for ``<table>.closed``.
+        A spout is reached by itself alone. ``<table>.closed`` is such a spout: those that fill the
+        table do not count. Returns () for an unknown name.
         """
         reached, left = set[str](), [component]
         while left:
@@ -232,7 +233,7 @@ class Parts:
         }
 
     def tables_before(self, table: TableSpec) -> tuple[str, ...]:
-        """Return the names of the tables whose closed windows a table gets, also through bolts."""
+        """Return the names of the tables whose closed windows reach a table, also through bolts."""
         closed = self.closed
         return tuple(closed[one].name for one in self.spouts_of(table.component) if one in closed)
 
@@ -306,8 +307,8 @@ def with_closed(
     """Return the checked tables, the spouts ``<table>.closed``, and the problems as texts.
 
     A table with windows has such a spout if a bolt or a table reads it. The rows of the windows
-    that a micro-batch closes are its records in the next one. Tables whose stream is unknown are
-    left out; so are those whose key or value does not fit the stream, which is a problem.
+    that a micro-batch closes are its records in the next one. A table whose key or value does not
+    fit its stream is left out with a problem; one whose stream is unknown, without one.
     """
     schemas = {
         (bolt.name, stream): schema for bolt in bolts for stream, schema in bolt.schemas.items()

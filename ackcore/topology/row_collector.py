@@ -98,7 +98,11 @@ class RowCollector(FixedAttributes):
         anchors: Tuple | Iterable[Tuple] | None = None,
         stream: str = DEFAULT_STREAM,
     ) -> None:
-        """Emit a tuple; arguments and errors as for `Collector.emit`."""
+        """Emit a tuple to ``stream``, anchored to ``anchors``; untracked if None.
+
+        It is dropped if an anchor failed in an earlier batch. Raises TypeError or ValueError if an
+        argument does not fit or an anchor was acked, RuntimeError once the collector is closed.
+        """
         out, row = self._fitting(values, stream)
         if type(anchors) is Tuple:
             with self._lock:
@@ -116,8 +120,8 @@ class RowCollector(FixedAttributes):
     ) -> tuple[_Stream, Row]:
         """Return the stream of this name, and the values as a row of its schema.
 
-        Raises ValueError if the stream does not exist; raises as `RowSchema.row` does, also an
-        error of the values' own methods. With `_final`, the error is marked as final.
+        Raises TypeError or ValueError if the stream does not exist or the values do not fit it, or
+        an error of the values' own methods. With `_final`, the error is marked as final.
         """
         try:
             out = self._streams.get(stream)
@@ -141,7 +145,7 @@ class RowCollector(FixedAttributes):
         return as_final(error) if self._final else error
 
     def ack(self, tuple: Tuple) -> None:
-        """Ack an input, as described in `Collector.ack`."""
+        """Ack an input. If it was acked or has failed, only count the call in ``ignored``."""
         if type(tuple) is not Tuple:
             raise _not_a_tuple("tuple", tuple)
         with self._lock:
@@ -157,7 +161,10 @@ class RowCollector(FixedAttributes):
                 self.ignored += 1
 
     def fail(self, tuple: Tuple, reason: BaseException | Reason | str | None = None) -> None:
-        """Fail an input, as described in `Collector.fail`."""
+        """Fail an input, even if it was acked in this batch; its first reason is kept.
+
+        If it has failed, or was acked in an earlier batch, only count the call in ``ignored``.
+        """
         if type(tuple) is not Tuple:
             raise _not_a_tuple("tuple", tuple)
         why = self._reasons.of(reason)
@@ -267,7 +274,7 @@ class RowCollector(FixedAttributes):
         return True
 
     def _raised(self, tuple: Tuple, error: BaseException) -> None:
-        """Fail a tuple with an error, even if it was acked; drop its emissions if ``basic``."""
+        """Fail a tuple with an error, even if just acked; drop its emissions if ``basic``."""
         reason = self._reasons.of(error)
         with self._lock:
             self._set_failed(tuple, reason)
@@ -381,7 +388,7 @@ class InputCollector(FixedAttributes):
         self._input = input
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple, as described in `BasicCollector.emit`."""
+        """Emit a tuple anchored to the input; raise ValueError if the input has ended."""
         self._collector.emit(values, self._input, stream)
 
 
@@ -399,7 +406,7 @@ class CallCollector(FixedAttributes):
         self._emitted: Emitted | None = {}
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple, as described in `BasicCollector.emit`."""
+        """Store a tuple anchored to the input. After `close`, fail the input and raise an error."""
         out, row = self._collector._fitting(values, stream)
         # A thread that execute started may be here when execute returns.
         with self._collector._lock:
@@ -409,7 +416,7 @@ class CallCollector(FixedAttributes):
             emitted.setdefault(out, []).append((row, self._input))
 
     def close(self) -> Emitted:
-        """Return the emissions of the call; later ones raise, and fail the input."""
+        """Return the call's emissions, {} if called again. Later emits raise and fail the input."""
         with self._collector._lock:
             emitted, self._emitted = self._emitted, None
         return emitted or {}
@@ -428,7 +435,7 @@ class AsyncCallCollector(CallCollector):
     @marked_final()
     @naming_arguments
     def used(self, *, tokens: float | None = None, cost: float | None = None) -> None:
-        """Report the usage of the call, as described in `AsyncCollector.used`."""
+        """Add tokens and a cost to the usage of the call, which the bolt's limit counts."""
         report(self._usage, tokens, cost)
 
     if not TYPE_CHECKING:

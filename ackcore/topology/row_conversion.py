@@ -74,9 +74,9 @@ def column_values(column: pa.Array) -> list[Any]:
 
 
 def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
-    """Return the rows of a batch, and a `Misfit` for each that cannot be converted.
+    """Return the rows of a batch, and a `Misfit` for each row that cannot be converted.
 
-    The former has () for such a row.
+    A row that cannot be converted is () in the list, as is each row of a batch without columns.
 
     Arrow has values that Python does not: a time with nanoseconds, a time zone that this machine
     lacks, text that is not UTF-8.
@@ -110,8 +110,9 @@ def by_halves(
 ) -> tuple[list[tuple[int, _Part]], list[Misfit]]:
     """Call ``convert(0, rows)``; if it raises, call it for each half, down to single rows.
 
-    Returns the results, each with the number of its first row, and the rows that fail alone.
-    ``passed``: the exceptions that are raised at once. Nothing is called for no rows.
+    Returns the results, each with the number of its first row, and the rows that fail alone, both
+    in the order of the rows. ``passed``: the exceptions that are raised at once. With 0 ``rows``
+    there is no call.
     """
     parts: list[tuple[int, _Part]] = []
     misfits: list[Misfit] = []
@@ -142,17 +143,17 @@ class RowSchema:
         self.schema = schema
         self.names = tuple(schema.names)
         self.width = len(self.names)
-        #: Whether a struct may have more names or fewer than its fields: see `array_of`.
+        #: Whether a struct may have unknown names, which are dropped, and lack names (then null).
         self.projects = False
-        #: Whether values may be mutable; they are copied, so that later changes have no effect.
+        #: Whether values may be mutable. If so, `row` copies them.
         self.may_change = not all(_is_plain(field.type) for field in schema)
 
     def row(self, values: Any) -> Row:
         """Return emitted values as a row; later changes of the values do not affect it.
 
         Raises TypeError or ValueError if they are neither a list or tuple with a value for each
-        field, nor an object with the names of all fields (`ackcore._arrow.lossless.as_mapping`).
-        Types are checked only by `batch`.
+        field, nor an object with exactly the fields' names, such as a dict or a dataclass. Types
+        are checked only by `batch`.
         """
         kind = type(values)
         if kind is tuple or kind is list:  # nearly always
@@ -211,9 +212,10 @@ class RowSchema:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def batches(self, rows: Sequence[Row]) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-        """Convert rows to batches: one, or several between rows that do not fit the schema.
+        """Convert rows to one batch, or to the halves, quarters and so on that fit the schema.
 
-        Returns the batches, each with the number of its first row, and the other rows.
+        Returns the batches, each with the number of its first row, and the rows that do not fit,
+        both in order. Without rows there is no batch.
         """
         return by_halves(lambda start, stop: self.batch(rows[start:stop]), len(rows))
 
@@ -221,9 +223,10 @@ class RowSchema:
 def by_name(
     given: Mapping[Any, Any], names: Sequence[str], what: str, title: str, way_out: str = ""
 ) -> list[Any]:
-    """Return values or columns by name in the order of ``names``; raise if these differ.
+    """Return values or columns by name in the order of ``names``.
 
-    ``what``, ``title``, ``way_out``: the argument, the stream and the advice in the ValueError.
+    Raises ValueError for an unknown or a missing name. ``what``, ``title``: the argument and the
+    stream in its text. ``way_out``: the advice for a missing name.
     """
     for name in given:
         if name not in names:
@@ -253,7 +256,7 @@ def no_values(values: object, title: str) -> TypeError:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Return whether the Python values of a column of this type are immutable."""
+    """Return whether only immutable Python values fit this type: not for bytes or nested types."""
     return bool(
         pa.types.is_primitive(kind)
         or pa.types.is_decimal(kind)
@@ -265,7 +268,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a deep copy of a value, with bytes for a bytearray; an immutable value unchanged."""
+    """Return an immutable value itself, bytes for a bytearray or memoryview, else a deep copy."""
     kind = type(value)
     if kind in _IMMUTABLE:
         return value

@@ -49,7 +49,11 @@ class RowExecutor(BoltExecutor):
         return self._results(*self.collector._end_window(self._seen))
 
     def flush(self) -> Results:
-        """Flush the bolt; see `Executor.flush`."""
+        """Call the bolt's ``flush``, unless it had no row or is an `AsyncBolt`.
+
+        Then fail all tuples that are neither acked nor failed, and close the collector. Returns the
+        last results.
+        """
         if self._broken:
             return Results([], [], 0)
         collector, reason, error = self.collector, self.reasons.not_acked(), None

@@ -66,7 +66,7 @@ _FEW = 16
 def supported_type(type_: pa.DataType) -> pa.DataType | None:
     """Return the type in which conditions use a column of a type; None if they cannot compare it.
 
-    Large text is used as text, and times with a zone in UTC; any other type is used unchanged.
+    Large text is used as text, and times with a zone in UTC; others are used unchanged.
     """
     if pa.types.is_large_string(type_):
         return pa.string()
@@ -83,7 +83,10 @@ class UnsupportedSql(ValueError):
 
 
 def spark_types(schema: Any) -> dict[str, pa.DataType | None]:
-    """Return `supported_type` for each column of a Spark schema, by name."""
+    """Return the Arrow type in which conditions use each column of a Spark schema, by name.
+
+    It is None for a column that conditions cannot compare.
+    """
     found = {}
     for field in schema.fields:
         name = field.dataType.simpleString()
@@ -540,7 +543,10 @@ class _Compiler:
         return pa.decimal128(digits, scale) if digits <= _DIGITS else None
 
     def _as(self, tree: Any, node: Node, type_: pa.DataType) -> Node:
-        """Return a node with the values of ``node`` in another type; refuse decimals as floats."""
+        """Return a node with the values of ``node`` in ``type_``.
+
+        Raises UnsupportedSql for a cast of decimals to floats, unless ``node`` is a literal.
+        """
         if node.type == type_:
             return node
         if isinstance(node, LiteralNode):

@@ -96,12 +96,13 @@ class TableView:
     def lookup(self, keys: Any) -> pa.RecordBatch:
         """Return the rows of several keys.
 
-        Raises TypeError if ``keys`` has another type. Raises ValueError if a key column is missing
-        or cannot be cast.
+        Raises TypeError if ``keys`` has no names or one of its items is no column. Raises
+        ValueError if a key column is missing or cannot be cast, or if their lengths differ.
 
-        ``keys``: the key columns, by name. Other columns are ignored, so that you can pass a bolt's
-        whole batch. A column is an Arrow array, a numpy array, or a sequence of values, and is cast
-        to the type of the key if the cast is lossless. NULL is a key like any other.
+        ``keys``: the key columns, by name: a RecordBatch, a Table or a mapping. Other columns are
+        ignored, so that you can pass a bolt's whole batch. A column is an Arrow array, a numpy
+        array, or a sequence of values, and is cast to the type of the key if the cast is lossless.
+        NULL is a key like any other.
 
         Returns
         -------
@@ -186,7 +187,7 @@ class TableView:
         return {name: given[name] for name in self.key}
 
     def _found(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
-        """Return one row per key, as `lookup` does, and whether the table has the first key."""
+        """Return one row per key, null if absent, and whether the table has the first key."""
         stored = self._reader.lookup(keys)
         rows = finished(self._reader.shape, stored).combine_chunks().to_batches()
         exists = stored.num_rows > 0 and stored.column(HASH)[0].is_valid

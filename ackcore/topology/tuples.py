@@ -203,14 +203,15 @@ class Tuple:
 
     @property
     def message_id(self) -> str | None:
-        """The source's id of the record; None without a record, and in `attempt`."""
+        """The source's id of the record; None without a record, and in `ackcore.spark.attempt`."""
         return self._origin.message_id(self._handle)
 
     @property
     def attempt(self) -> int:
-        """The number of earlier attempts of this record: 0 at the first, and in `attempt`.
+        """The number of earlier attempts of this record: 0 at the first.
 
         Failures that count no attempt, such as `Unavailable`, and repeated runs leave it unchanged.
+        Always 0 in the function `ackcore.spark.attempt`.
         """
         origin = self._origin
         identity = origin.identity
@@ -218,7 +219,10 @@ class Tuple:
 
     @property
     def stable_id(self) -> int | None:
-        """An id of this tuple, equal in every attempt: a key for upserts. None in `attempt`."""
+        """An id of this tuple, equal in every attempt: a key for upserts.
+
+        None in the function `ackcore.spark.attempt`.
+        """
         origin = self._origin
         identity = origin.identity
         return None if identity is None else int(identity.stable_ids[self._handle - origin.first])
