@@ -85,7 +85,10 @@ class Aggregate(ABC):
         raise NotImplementedError
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        """Return the value of each state, given its columns; by default the first of these."""
+        """Return a column with the value of each state.
+
+        ``states``: the columns of the states. By default the first of them is returned.
+        """
         return states[0]
 
     def structure(self) -> dict[str, Any]:

@@ -26,8 +26,9 @@ def fold_rows(
 
     ``batches``: the rows; columns that the table does not read are ignored. ``now_ms``, in
     milliseconds since 1970: the time of the micro-batch, from which the ttl counts; for a table
-    with windows, the time until which windows are closed. Rows of closed windows are left out. The
-    result has one row per key in ``shape.stored_schema``, ascending by hash.
+    with windows, the time until which windows are closed. Rows of closed windows, and rows without
+    a time, are then left out. The result has one row per key in ``shape.stored_schema``, ascending
+    by hash.
     """
     partials = [_folded(shape, block, now_ms) for block in _blocks(shape, batches)]
     return _combined(shape, partials)
@@ -125,7 +126,7 @@ def _columns(shape: TableShape, parts: list[pa.Table]) -> list[pa.Array]:
 
 
 def _folded(shape: TableShape, columns: list[pa.Array], now_ms: int) -> pa.Table:
-    """Fold a block of `_blocks`; arguments and result are those of `fold_rows`."""
+    """Fold a block of ``shape.input_columns`` into one state per key; see `fold_rows`."""
     named = dict(zip(shape.input_columns, columns, strict=True))
     if shape.window is not None:
         named = shape.window.assigned(named, now_ms)

@@ -25,8 +25,8 @@ class BatchFold(Aggregate):
     the state has one column and this is the value.  All of them must be deterministic and must not
     change their arguments.  A state whose columns are all null counts as no state: `merge` does not
     get it, and the other state stays.  If null is a value, add a column that is never null, such as
-    the number of rows, and implement `finish`.  If one raises, the micro-batch is folded again, up
-    to ``max_sink_attempts`` times in all; then the query ends with ``SinkError``.
+    the number of rows, and implement `finish`.  If a method raises, the micro-batch is folded
+    again, up to ``max_sink_attempts`` times in all; then the query ends with ``SinkError``.
 
     Attributes
     ----------
@@ -40,13 +40,13 @@ class BatchFold(Aggregate):
 
     @abstractmethod
     def fold(self, rows: pa.RecordBatch, starts: Int64s) -> pa.RecordBatch:
-        """Return the state of each key.
+        """Return the state of each key after these rows; `merge` joins it with other states.
 
         Parameters
         ----------
         rows : pyarrow.RecordBatch
-            The rows with ``columns``: those of one key after those of the other, each in the order
-            of the micro-batch's files.
+            A part of a micro-batch's rows, with ``columns``: all of the first key, then all of the
+            next. Rows of a key are in the order of the micro-batch's files.
         starts : numpy.ndarray of int64, shape (keys + 1,)
             The first row of each key, and at the end the number of rows.  Each key has a row.
 
@@ -103,7 +103,7 @@ class BatchFold(Aggregate):
             ) from error
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the checked states that one call of `fold` returns for all rows, sorted by key."""
+        """Sort the rows by key, call `fold` once, and return its checked states."""
         order = pa.array(groups.order)
         ordered = [column.take(order) for column in columns]
         rows = pa.RecordBatch.from_arrays(ordered, names=list(self.columns))
@@ -115,7 +115,7 @@ class BatchFold(Aggregate):
         return self._checked(self.fold(rows, starts), "fold", len(groups))
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Call `merge` until each key has one state; states with only nulls are left out."""
+        """Call `merge` until each key has one state, without states of nulls; null if all are."""
         present = np.logical_or.reduce([valid_of(state) for state in states])
         rows, starts, kept = groups.only(present)
         groups_of = KeyGroups(rows, np.append(starts, len(rows)))
@@ -150,8 +150,8 @@ class Fold(Aggregate):
     Set ``columns`` and ``type``, and implement `empty`, `fold` and `merge`.  They must be
     deterministic and must not change their arguments; but `fold` may change its value if `empty`
     returns a new object each time.  A value None is stored as null, and `merge` gets `empty()` in
-    its place.  If one raises, the micro-batch is folded again, up to ``max_sink_attempts`` times in
-    all; then the query ends with ``SinkError``.
+    its place.  If a method raises, the micro-batch is folded again, up to ``max_sink_attempts``
+    times in all; then the query ends with ``SinkError``.
 
     Attributes
     ----------
@@ -176,7 +176,10 @@ class Fold(Aggregate):
         """Return the merged value of two of a key: of rows folded earlier, and of later rows."""
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return ``type`` for the only stored column, ``value``; raise TypeError if it is wrong."""
+        """Return ``type`` for the only stored column, ``value``.
+
+        Raises TypeError unless ``type`` is a pyarrow.DataType.
+        """
         declared = getattr(self, "type", None)
         if not isinstance(declared, pa.DataType):
             raise TypeError(

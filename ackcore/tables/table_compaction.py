@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from ackcore.tables import table_segments
 from ackcore.tables.table_shape import HASH_END
 
-#: The number of deltas over a hash from which some are merged with each other.
+#: The most deltas over a hash. If there are more, some are merged with each other.
 MAX_DELTAS = 8
-#: Deltas are merged into the base if their weight exceeds this part of the base's weight, and that
-#: of this number of small rows.
+#: Deltas are merged into the base if their weight exceeds both this part of the base's weight, and
+#: the weight of this number of small rows.
 DELTA_PART, DELTA_ROWS = 0.125, 50_000
 #: The most rows that are merged per new row, but at least one range of rows may be merged.
 MERGED_PER_ROW = 5
@@ -64,7 +64,7 @@ class SegmentMerge(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """The size of the rows to merge, as `weight_of` returns it."""
+        """The estimated size of the rows to merge: 1 is about 500,000 rows or 128 MiB."""
         return weight_of(self.segments, self.lo, self.hi)
 
 

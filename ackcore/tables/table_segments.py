@@ -78,7 +78,7 @@ class TableSegment:
     #: The range of hashes: from ``lo`` to below ``hi``.
     lo: int
     hi: int
-    #: The range of rows.
+    #: The range of rows in the file: from ``start`` to below ``stop``.
     start: int
     stop: int
     index: HashIndex  # finds rows by hash, by their numbers in the file
@@ -149,15 +149,15 @@ class TableSegment:
         return replace(self, lo=lo, hi=hi, start=self.start + start, stop=self.start + stop)
 
     def places(self, lo: int, hi: int) -> tuple[int, int]:
-        """Return the start and the end of the rows with hashes from ``lo`` to below ``hi``.
+        """Return the first row with a hash of ``lo`` or more, and the first with ``hi`` or more.
 
-        The first row of this segment is 0.
+        Rows are numbered from 0 in this segment. If none has such a hash, it is the number of rows.
         """
         start, stop = (min(max(self._place(each), self.start), self.stop) for each in (lo, hi))
         return start - self.start, stop - self.start
 
     def rows_of(self, hashes: UInt64s, names: Sequence[str]) -> tuple[Int64s, pa.Table]:
-        """Return the numbers of all rows with one of ``hashes``, and a table of their columns.
+        """Return all rows with one of ``hashes``: their numbers from 0, and a table of columns.
 
         ``hashes``: ascending, without duplicates. ``names``: the columns to read: those of the key,
         and then any others. The table also has the hash.
@@ -288,7 +288,7 @@ class TableReader:
         return stored.take(pa.array(places, mask=places < 0))
 
     def rows_of(self, hashes: UInt64s, names: Sequence[str]) -> pa.Table:
-        """Return the newest row of each key whose hash is one of ``hashes``.
+        """Return the newest row of each key whose hash is one of ``hashes``, unless it expired.
 
         ``hashes``: ascending, without duplicates. ``names``: the columns to read: those of the key,
         then any others; among them the time at which rows expire, if the table has it. The result
@@ -315,9 +315,10 @@ class TableReader:
         return rows_in(self.shape, parts, hashes).take(pa.array(np.argsort(order)))
 
     def _sessions(self, keys: Sequence[pa.Array], hashes: UInt64s) -> pa.Table:
-        """Look up sessions as `lookup` does: reads all sessions of each key once.
+        """Return the stored row of each key of a table with sessions; null if it has none.
 
-        ``keys``, ``hashes``: the columns of the sought keys, and their hashes.
+        ``keys``, ``hashes``: the columns of the sought keys, and their hashes. All sessions with
+        one of these hashes are read.
         """
         names = self.shape.stored_schema.names
         stored = self.rows_of(np.unique(hashes), names[1:]).select(names)

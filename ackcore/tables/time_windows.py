@@ -99,7 +99,10 @@ class Window:
         return _up(ends) + (self.size_ms if self.step_ms is None else 0)
 
     def closes_between(self, from_ms: int, until_ms: int) -> bool:
-        """Return whether a window can close when the bound rises between two times, in ms."""
+        """Return whether a window can close when the bound rises between these times, in ms.
+
+        Windows close whose times of closing are above ``from_ms``, up to ``until_ms``.
+        """
         if self.step_ms is None:
             return from_ms < until_ms
         ends = ((bound - self.size_ms) // self.step_ms for bound in (from_ms, until_ms))
@@ -196,7 +199,7 @@ def tumbling(
     Raises
     ------
     TypeError, ValueError
-        If an argument is wrong; the text names it.
+        If an argument has another type, or a time is out of range or no multiple of 0.001.
     """
     size_ms = _ms(size_s, "size_s", MIN_S)
     return _window(size_ms, size_ms, time, late_s, idle_s)
@@ -217,9 +220,9 @@ def sliding(
         The length of a window in seconds, a multiple of 0.001.
     step_s : float
         The distance between the starts of two windows in seconds, a multiple of 0.001; at most
-        ``size_s``, and at least a thousandth of it.
+        ``size_s``, and at least a thousandth of it; otherwise ValueError is raised.
     time, late_s, idle_s
-        See `tumbling`, which raises the same errors.
+        The column of timestamps, the lateness, and the idle time of spouts, as in `tumbling`.
     """
     size_ms, step_ms = _ms(size_s, "size_s", MIN_S), _ms(step_s, "step_s", MIN_S)
     if not step_ms <= size_ms <= MAX_WINDOWS * step_ms:
@@ -242,7 +245,7 @@ def session(gap_s: float, time: str, *, late_s: float = 0.0, idle_s: float | Non
     gap_s : float
         The time in seconds without a row that ends a session, a multiple of 0.001.
     time, late_s, idle_s
-        See `tumbling`, which raises the same errors.
+        The column of timestamps, the lateness, and the idle time of spouts, as in `tumbling`.
     """
     return _window(_ms(gap_s, "gap_s", MIN_S), None, time, late_s, idle_s)
 

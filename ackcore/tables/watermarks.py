@@ -1,7 +1,7 @@
 """The watermarks of a table with windows: the times that the rows of its spouts have reached.
 
-All bounds are times of rows minus the lateness of the table, in milliseconds since 1970.  Windows
-that end at the bound `WindowWatermarks.closed`, or before, are closed.
+All times are in milliseconds since 1970.  A bound is a time of rows minus the table's lateness.
+Windows that end at the bound `WindowWatermarks.closed`, or before, are closed.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class WindowWatermarks:
     def _held(
         self, now_ms: int, behind: Mapping[str, Mapping[str, int]]
     ) -> dict[str, dict[str, tuple[int, int]]]:
-        """Return the attribute ``behind`` after one more micro-batch; arguments as for `after`."""
+        """Return the attribute ``behind`` after the micro-batch planned at ``now_ms``."""
         found: dict[str, dict[str, tuple[int, int]]] = {}
         for spout, parts in behind.items():
             known, found[spout] = self.behind.get(spout, {}), {}

@@ -55,7 +55,7 @@ def run(
         tuple that it receives again counts again.  A callable gets each tuple as a dict, and
         returns whether the task dies at it.
     listeners : sequence of `ackcore.spark.QueryListener`, optional
-        The listeners, called as by `ackcore.spark.run_batch`.
+        The listeners, called at the start, after each micro-batch, and at the end.
 
     Returns
     -------
@@ -67,9 +67,11 @@ def run(
     ImportError
         If pyspark or pyarrow is not installed.
     TypeError, ValueError
-        If an argument is wrong, rows do not fit their columns, or a bolt cannot be pickled.
+        If an argument has another type, ``rows`` or ``kills`` has other names than the topology,
+        rows do not fit their columns, or a bolt cannot be pickled.
     RunFailed
-        If a micro-batch cannot be run, as on Spark.
+        If no run of a micro-batch succeeds: a task was killed four times in each, for example. Also
+        if a tuple does not meet an expectation with ``on_fail="fail"``.
 
     Notes
     -----

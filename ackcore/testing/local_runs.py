@@ -84,7 +84,10 @@ def run_in_process(
     kills: Mapping[str, Kill],
     listeners: Sequence[Any],
 ) -> TopologyRun:
-    """Run a topology: see `ackcore.testing.run` for the arguments and the result."""
+    """Run a topology as `ackcore.testing.run`: with a temporary checkpoint, which is deleted.
+
+    A caller in an event loop gets another thread for the run if a bolt has a loop of its own.
+    """
     if not isinstance(topology, Topology):
         raise TypeError(
             f"topology must be a Topology, got {type(topology).__name__}; "
@@ -262,7 +265,7 @@ class LocalRuns:
         return {name: table.schema for name, table in self._rows.items()} | closed
 
     def on_progress(self, progress: Progress, counts: Counts) -> None:
-        """Append a micro-batch's report; count those in a row in which all were unavailable."""
+        """Store a micro-batch's report; count those in a row whose records were all unavailable."""
         self._progress.append(progress)
         waits = progress.uncounted == progress.failed > 0 and not progress.acked
         self._in_vain = self._in_vain + 1 if waits else 0

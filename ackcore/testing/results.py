@@ -105,15 +105,15 @@ class TopologyRun:
         The rows of each sink, in the order of micro-batches.  Within a micro-batch they are in the
         order of tasks, which is the same in each test run, but not guaranteed on Spark.
     tables : mapping from str to pyarrow.Table
-        The same rows as tables, and the rows of each table of the topology at the end, in no
-        particular order.
+        By sink, the same rows as a table; and by table of the topology, its rows at the end of the
+        run, in no particular order.
     dead : list of DeadLetter
         The dead records in the order of their deaths.
     counts : Counts
         The counts at the end, in total and by spout: ``records``, ``acked``, ``dead``, ``retried``
         and others.
     attempts : mapping from str to list of int
-        The number of executions of each row, in order, by tracked spout.
+        By tracked spout, the number of executions of each of its ``rows``, in their order.
     executions : mapping from str to int
         The number of tuples that each bolt received, including those received again after a kill.
     progress : list of Progress

@@ -57,7 +57,10 @@ class Kills:
         self._executors: list[Executor] = []
 
     def make_executor(self, name: str, component: Any, **keywords: Any) -> Executor:
-        """Return an executor as `executor_for` does, that dies at these tuples and never waits."""
+        """Return the executor of one task of a bolt, which dies at these tuples.
+
+        ``keywords``: those of `executor_for`. Calls of several inputs use simulated time.
+        """
         executor = executor_for(name, component, **keywords)
         if isinstance(executor, CallExecutor):
             waits = SimulatedWaits()
@@ -101,7 +104,7 @@ class MortalExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on a batch; if the task dies at a row, only on the rows before, and die."""
+        """Run the bolt on a batch; if the task dies at a row, run only those before it, and die."""
         first = self._kills.first_in(self._name, batch)
         if first is None:
             self._kills.taken[self._name] += len(batch)
@@ -114,7 +117,7 @@ class MortalExecutor:
         self._kills.die()
 
     def flush(self) -> Results:
-        """Flush the bolt."""
+        """Flush the bolt, and return its last results."""
         return self._executor.flush()
 
     def cleanup(self) -> None:
