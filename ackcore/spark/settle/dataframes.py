@@ -128,6 +128,8 @@ def settle(
         If ``events`` is streaming (settle each micro-batch in ``foreachBatch``), a column is
         missing or unknown, or ``timeout_s`` was given without times. Nulls, and tasks below -3,
         raise when the job runs, with their place.
+    WorkerPythonError
+        If the workers' Python cannot run ackcore.
 
     Examples
     --------
@@ -208,7 +210,7 @@ class Settling:
         check_workers(spark)
 
     def settle(self, blobs: DataFrame) -> DataFrame:
-        """Return the rows of `settle` for blobs of events, together with the earlier open rows."""
+        """Settle blobs of events together with the earlier open rows; return the lazy result."""
         if self._open_before is not None:
             pack = entries_packer(
                 self.shards, seed=self.seed, timed=self._timed, name="open_before"
@@ -245,7 +247,10 @@ def _refuse_stream(frame: DataFrame, name: str) -> None:
 
 
 def _check_events(events: Any) -> _Columns:
-    """Return the columns of a table of events, or of rows from `combine`; refuse other tables."""
+    """Return the columns of a table of events, or of rows from `combine`.
+
+    Raises TypeError or ValueError for a stream, and for other columns or types.
+    """
     refuse_frame(events, "events")
     _refuse_stream(events, "events")
     found = _types(events, "events")

@@ -71,8 +71,8 @@ class ListedFile(NamedTuple):
 class EventFile(NamedTuple):
     """A file with data from its footer.
 
-    ``columns``: its columns of events. ``group_rows``, ``group_bytes``: the rows of each row group,
-    and the compressed bytes of these columns.
+    ``columns``: its columns of events. ``group_rows``, ``group_bytes``: for each row group, the
+    number of rows, and the compressed bytes of these columns.
     """
 
     source: ListedFile
@@ -82,7 +82,7 @@ class EventFile(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The row groups of a file from ``first`` to ``end`` (exclusive)."""
+    """The row groups of a file from ``first`` to ``end`` (exclusive), with ``rows`` rows in all."""
 
     source: ListedFile
     first: int
@@ -118,8 +118,8 @@ def settle_parquet(
     filesystem : pyarrow.fs.FileSystem, optional
         The file system of the paths, for instance with credentials, if they are not URIs.
     shards, open_before, now_ms, timeout_s
-        The arguments of `settle`. Without the first two, each of up to 4 cores reads all local
-        files, and there is no shuffle.
+        The arguments of `settle`. Without the first two, on up to 4 cores and with up to 2**24
+        local rows for each, every core reads all files, and there is no shuffle.
 
     Returns
     -------
@@ -192,8 +192,9 @@ def settle_shares(
     A share has all messages of the roots that `split_by_shard` assigns to it, so that no merge
     follows. A share of more than `HELD_ROOTS` roots is settled in several passes over the files.
 
-    ``names``: the columns to read. ``shares``: the number of shares. The other parameters are those
-    of `settle_blobs`.
+    ``names``: the columns to read. ``shares``: the number of shares, which are numbered from 0.
+    ``seed``: the seed of the ledgers. ``now_ms``, ``timeout_ms``: the time from which the time-out
+    is measured, and the time-out or None. ``form``: the columns of the result.
     """
     timed = "ts_ms" in names
     everything = [
@@ -300,9 +301,11 @@ def _deal_out(files: list[EventFile], cores: int) -> list[list[_Piece]]:
 
 
 def read_footers(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[EventFile]:
-    """Return the files at the paths of `settle_parquet`, with the data in their footers.
+    """Return the files at the paths of `settle_parquet`, sorted, with the data in their footers.
 
-    Raises FileNotFoundError, TypeError or ValueError as `settle_parquet` does.
+    Raises FileNotFoundError if a path does not exist or has no files. Raises TypeError if an
+    argument or a column has another type. Raises ValueError if no file is named, or one twice, or
+    one is no Parquet file or lacks a column.
     """
     sources = _list_files(paths, filesystem)
     with ThreadPoolExecutor(min(_LISTING_THREADS, len(sources))) as pool:
@@ -373,7 +376,11 @@ def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]
 
 
 def _read_footer(source: ListedFile) -> EventFile:
-    """Read a file's footer; raise ValueError if it is no Parquet, or as `_check_schema`."""
+    """Read a file's footer.
+
+    Raises ValueError if it is no Parquet or lacks an event column, TypeError if one has another
+    type.
+    """
     path = source.path
     try:
         with source.filesystem.open_input_file(path) as file, pq.ParquetFile(file) as parquet:

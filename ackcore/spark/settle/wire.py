@@ -46,7 +46,10 @@ _Column = npt.NDArray[Any]
 
 
 class Events(NamedTuple):
-    """Messages as columns, as for `Ledger.fold`; ``times_ms`` is None without times."""
+    """Messages as columns: a task is the spout task of an INIT, or ACK, FAIL or RESET.
+
+    ``times_ms``: the times in milliseconds since 1970; None without times.
+    """
 
     root_ids: Int64s
     vals: Int64s
@@ -177,7 +180,10 @@ def _pack(
 
 
 def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
-    """Yield the result of `unpack_blob` for each blob of a batch without `COHORTS`."""
+    """Yield the content of each blob, in order: events, entries, or a table of reasons.
+
+    The batch must have no blob of the kind `COHORTS`.
+    """
     for blob in batch.column("blob"):
         part = unpack_blob(np.frombuffer(blob.as_buffer(), np.uint8))
         assert not isinstance(part, CohortEvents)
@@ -185,7 +191,10 @@ def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
 
 
 def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | CohortEvents | pa.Table:
-    """Return the content of one blob, not copied if aligned: reasons as a table, ages as 0."""
+    """Return the content of one blob: reasons as a table, entries with ages of 0.
+
+    Columns are views of ``blob`` where possible.
+    """
     kind, task_bytes, timed, rows = _HEADER.unpack_from(blob.data)
     place = _HEADER.size
 

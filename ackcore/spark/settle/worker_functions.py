@@ -151,10 +151,9 @@ def read_events(
     first_row: int = 0,
     part: str | None = None,
 ) -> Iterator[tuple[Events, pa.Table | None]]:
-    """Yield each batch's events and the reasons among them.
+    """Yield each batch's events, and a table of the reasons among them or None if there are none.
 
-    Raises ValueError if a column has nulls, or a task number has no meaning; the error names the
-    row.
+    Raises ValueError if a column has nulls, or a task is below -3; the error names the row.
 
     ``batches``: batches with ``root_id``, ``val``, ``task``, in any order. ``timed``, ``reasons``:
     whether there are columns ``ts_ms`` and ``reason``. ``source``: the table's name in errors.
@@ -215,9 +214,9 @@ def entries_packer(
     The function maps batches with the columns of `SETTLED_DDL` or `COMBINED_DDL` to batches of
     `BLOB_DDL`. Rows with a ``status`` other than ``OPEN`` are left out: they are decided.
 
-    ``shards``, ``seed``: those of `events_packer`. ``timed``: whether the events that are settled
-    together with these rows have times; rows that differ are refused. None: as the first rows.
-    ``name``: the table's name in errors.
+    ``shards``: the number of shards. ``seed``: the 64 random bits of the job. ``timed``: whether
+    the events that are settled together with these rows have times; None if the first rows decide
+    that. Rows that differ raise ValueError. ``name``: the table's name in errors.
     """
 
     def pack(batches: Batches) -> Batches:
@@ -310,7 +309,8 @@ def _refuse_unlike_times(untimed: str) -> NoReturn:
 def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> MapInArrow:
     """Return a function that folds a partition's events into batches of `COMBINED_DDL`.
 
-    The parameters are those of `events_packer`.
+    ``seed``: 64 random bits, drawn once per job. ``timed``, ``reasons``: whether the events have
+    columns ``ts_ms`` and ``reason``.
     """
 
     def combine(batches: Batches) -> Batches:
@@ -353,8 +353,10 @@ def results(
 ) -> Batches:
     """Settle the roots of a ledger. Yield batches with a row for each root, also open ones.
 
-    ``timed``: whether the ledger has times. ``reasons``: a table of `REASON_SCHEMA`. The others are
-    the parameters of `settle_blobs`. Raises ValueError if there is a time-out and no times.
+    ``timed``: whether the ledger has times. ``reasons``: a table of `REASON_SCHEMA`. ``now_ms``,
+    ``timeout_ms``: the time from which the time-out is measured, and the time-out or None.
+    ``form``: the columns of the result; None for those of `SETTLED_DDL`. Raises ValueError if there
+    is a time-out and no times.
 
     The rows come in the order of the ledger's table, which depends on the processor.  Spark's
     checksum of a later shuffle ignores the order (``spark.sql.shuffle.orderIndependentChecksum``),

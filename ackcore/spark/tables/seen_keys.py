@@ -53,7 +53,10 @@ class SeenSource(NamedTuple):
         return cls(snapshot._replace(horizon_ms=horizon_ms), waiting, now_ms)
 
     def reader(self) -> SeenKeys:
-        """Open the table of the keys, together with the hashes of the waiting keys."""
+        """Open the table of the keys, together with the hashes of the waiting keys.
+
+        Raises CheckpointCorrupt if a segment is missing or damaged.
+        """
         shape, segments, horizon_ms, files, _ = self.snapshot
         opened = opened_segments(files, shape, segments)
         return SeenKeys(shape, opened, horizon_ms, self.waiting, self.now_ms)
@@ -71,7 +74,7 @@ class SeenFold(TableFold):
     _behind: Mapping[str, Mapping[str, int]]
 
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
-        """Return the table after the micro-batch; see `TableFold.folded`."""
+        """Return the table after the micro-batch (`TableFold.folded`), with its new horizon."""
         dedup, now_ms = self._dedup, self._now_ms
         within_ms = _within_ms(dedup, now_ms)
         self._horizon_ms = horizon_ms = before.horizon_ms

@@ -42,13 +42,14 @@ class TableFold:
     _now_ms: int
 
     def __post_init__(self) -> None:
-        #: The time at which rows with a ttl may have expired.
+        #: Rows that expire until this time do not exist; merges drop them.
         self._horizon_ms = self._now_ms
 
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
         """Return the table after the micro-batch; its segments, some merged, are written durably.
 
-        Raises CheckpointCorrupt if a file with rows or a segment is missing or damaged.
+        Raises CheckpointCorrupt if a file with rows or a segment is missing or damaged, and the
+        error of an aggregate, such as OverflowError.
 
         ``before``: the table after the last micro-batch that is done. ``rows``: the files with the
         rows. ``nonacked``: the roots whose rows are left out; sorted.
@@ -83,7 +84,10 @@ class TableFold:
         return self._merge(older, partial)
 
     def _merge(self, older: TableReader, partial: pa.Table) -> tuple[int, pa.Table]:
-        """Merge the states of the micro-batch with those of the table; returns as `_states`."""
+        """Merge the states of the micro-batch with those of the table.
+
+        Returns the number of new keys, and the changed rows.
+        """
         shape = self._shape
         found = older.lookup(partial.select(shape.key_names))
         known = found.filter(pc.is_valid(found[HASH]))
@@ -127,17 +131,18 @@ class TableFold:
 class WindowFold(TableFold):
     """The fold of one micro-batch into one table with windows.
 
-    ``files``, ``shape``, ``number``: see `TableFold`. ``now_ms``: the bound until which windows
-    were closed before: windows that close now are in all reads of the fold, and merges do not drop
-    them yet. ``after``: the watermarks after the micro-batch.
+    ``files``: the files of the checkpoint's tables. ``shape``: the table. ``number``: the
+    micro-batch. ``now_ms``: the bound until which windows were closed before: windows that close
+    now are in all reads of the fold, and merges do not drop them yet. ``after``: the watermarks
+    after the micro-batch.
     """
 
     _after: WindowWatermarks
 
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
-        """Return the table after the micro-batch, with the rows of the windows that close.
+        """Return the table after the micro-batch, as `TableFold.folded`.
 
-        The arguments and errors are those of `TableFold.folded`.
+        Also writes the rows of the windows that close; ``closed`` of the result has their segments.
         """
         after = super().folded(before, rows, nonacked)
         closed = self._closed(after.segments)

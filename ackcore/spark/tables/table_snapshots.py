@@ -27,7 +27,7 @@ class TableSnapshot(NamedTuple):
     segments: tuple[SegmentInfo, ...]  # the segments with the rows, the newest first
     horizon_ms: int  # the time in milliseconds since 1970 until which rows with a ttl have expired
     files: SegmentFiles  # the files of the checkpoint's tables
-    rows: int = 0  # the number of rows that `TableState` records, for readers outside the query
+    rows: int = 0  # the recorded number of rows, for readers outside the query; else 0
 
     def reader(self) -> TableReader:
         """Open the table: map its segments on a disk, or fetch them from a bucket.
@@ -42,7 +42,7 @@ def snapshot_of(state: State, topology: Parts, number: int | None) -> dict[str, 
     """Return the tables after a micro-batch, by name.
 
     ``topology``: the topology with the tables. ``number``: the last micro-batch that is done, or
-    the one after it. Without a record of a table, the table is empty.
+    the one after it; None before the first one. A table without a record is empty.
     """
     recorded = state.tables.of(number) or {}
     found = {}
