@@ -59,9 +59,9 @@ _LONGEST_S = 2**63 // 10**6
 
 
 def read_trigger(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the keywords for Spark's ``trigger()``; raise ValueError for another trigger.
+    """Return the keywords for Spark's ``trigger()``: a processing time, availableNow, or none.
 
-    ``trigger``: the argument of `start`.
+    ``trigger``: the argument of `start`. Raises ValueError for any other trigger.
     """
     if trigger is None:
         return {}
@@ -95,7 +95,11 @@ def interval_s(options: Mapping[str, Any]) -> float:
 
 
 def check_options(dead_letters: Place, accept_changes: bool, clock: Callable[[], int]) -> None:
-    """Raise TypeError or ValueError if one of these arguments of `start` is wrong."""
+    """Check these arguments of `start`.
+
+    Raises TypeError or ValueError unless ``dead_letters`` is a path, a URL, a topic or None,
+    ``accept_changes`` is a bool, and ``clock`` is callable.
+    """
     if dead_letters is not None and not isinstance(dead_letters, DeadLetterTopic):
         place_of(dead_letters, "dead_letters")
     if not isinstance(accept_changes, bool):
@@ -113,7 +117,10 @@ def check_callable(name: str, function: Callable[..., object]) -> None:
 
 
 def check_dead_topic(topology: Topology, dead_letters: Place) -> None:
-    """Raise ValueError if a spout reads the dead-letter topic: it would read them as records."""
+    """Raise ValueError if a Kafka spout reads the dead-letter topic: letters would be its records.
+
+    The topic must have the same name, and one of the bootstrap servers must be the same.
+    """
     if not isinstance(dead_letters, DeadLetterTopic):
         return
     topic, servers = dead_letters.topic, _servers(dead_letters.settings)
@@ -135,13 +142,14 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     """Raise an error if a topology cannot run. Writes nothing; may run the job of `check_workers`.
 
     Raises TypeError if a type is not supported, a bolt cannot be pickled, or a sink cannot take its
-    stream. In a session of Spark Connect also if the sources are streams, or a sink needs a JVM.
-    Raises ValueError if a source is a stream instead of bounded, or the reverse, Spark takes two
+    stream. In a session of Spark Connect also if a stream's source is a DataFrame, or a sink needs
+    a JVM.
+    Raises ValueError if a DataFrame is a stream instead of bounded, or the reverse, Spark takes two
     columns for one, the session was stopped, or there is no spout. Raises WorkerPythonError
     if the workers' Python cannot run ackcore.
 
     ``topology``: the argument of `start` or `run_batch`. ``spark``: the session to run it in.
-    ``streaming``: whether its sources must be streams; otherwise they must be bounded.
+    ``streaming``: whether its DataFrames must be streams; otherwise they must be bounded.
     """
     if not isinstance(topology, Topology):
         raise TypeError(
@@ -333,7 +341,10 @@ def arrow_schema(schema: StructType, what: str) -> pa.Schema:
 
 
 def kept_schema(schema: StructType, what: str) -> pa.Schema:
-    """Return a Spark schema as an Arrow schema; TypeError for a type that files do not preserve."""
+    """Return a Spark schema as an Arrow schema.
+
+    Raises TypeError for a type that Spark does not pass to Python, or files do not preserve.
+    """
     kept = arrow_schema(schema, what)
     for field in schema.fields:
         lost = lost_in_arrow(field.dataType)

@@ -165,7 +165,10 @@ class Deployment:
             self._topic.write(number, dead)
 
     def engine(self, pause: Pause | None = None) -> Engine:
-        """Return the engine that runs the micro-batches; ``pause`` is as for `Engine`."""
+        """Return a new engine, which runs the micro-batches on the open checkpoint.
+
+        ``pause``: waits for a number of seconds; returns whether to stop.
+        """
         return Engine(
             self.topology,
             self.spark,
@@ -178,7 +181,10 @@ class Deployment:
         )
 
     def close(self) -> None:
-        """Close the sources and the dead letters, release the sinks, and close the checkpoint."""
+        """Close the sources and the dead letters, release the sinks, and close the checkpoint.
+
+        A second call has no effect.
+        """
         self._stack.close()
 
 

@@ -7,7 +7,7 @@ The functions are pure, so a task that runs again computes the same values.
     events = kafka.select(functions.root_id(key, "partition", "offset", 0).alias("root_id"), ...)
 
 A column can be given as a Column or by name and, where documented, as one integer for all rows.
-Nulls are refused when the job runs; the error names the column.
+Nulls and integers out of range raise when the job runs; the error names the column.
 """
 
 from __future__ import annotations

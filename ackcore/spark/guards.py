@@ -206,14 +206,16 @@ def guard(
         As for `attempt`. A row's ``attempt``, ``message_id`` and ``stable_id`` identify its record
         here. An exception fails the record, which is retried after a back-off.
     outputs : str, StructType or pyarrow.Schema
-        As for `attempt`.
+        The columns of the answer, as for `attempt`.
     sink : Sink or callable
         The sink of the rows that succeeded, each written once, with the frame's columns and the
         outputs: a `Sink` such as `to_parquet`, or a function of (DataFrame, batch id).
     checkpoint : path
-        See `run_batch` and `start`.
+        A directory or URL for this call alone. A call with the same checkpoint continues after a
+        crash; a bounded frame needs a new one for each run. See `run_batch` and `start`.
     message_id : str or sequence of str, optional
-        See `TopologyBuilder.spout`.
+        The columns that identify a row. By default ids are made from positions; for Spark's Kafka
+        source, of topic, partition and offset.
     retry_on : list of exception classes or of their names, optional
         The exceptions after which a record is retried, with a back-off; all others are final. By
         default all but `ackcore.topology.Reject` are retried. (`attempt` retries within the task,
@@ -243,7 +245,8 @@ def guard(
     Raises
     ------
     TypeError, ValueError
-        As `attempt`, `run_batch` and `start`; or if a trigger is given for a bounded frame.
+        If `attempt`, `run_batch` or `start` would refuse an argument; if there is a trigger for a
+        bounded frame, or a journal for a function of batches.
     Exception
         The exceptions of `run_batch` and `start`: `TooManyDead`, `RunFailed`, `SinkError` and
         others.
@@ -329,7 +332,7 @@ def read_outputs(outputs: Any, frame: DataFrame) -> tuple[StructType, pa.Schema]
 
 
 def _nullable_within(kind: Any) -> Any:
-    """Return a Spark type with all nested types nullable, as `nullable_within` does for Arrow.
+    """Return a Spark type with all nested types nullable, also the fields of a schema.
 
     If a type is declared not nullable, Spark reads a null as 0.
     """
@@ -408,8 +411,8 @@ def read_concurrency(
 def check_limit(frame: DataFrame, kind: Kind, limit: RateLimit | None) -> None:
     """Raise ValueError if `attempt` and `guard` cannot apply a limit.
 
-    Its key must be a column of the frame, the function one of a row, and it must have no
-    ``cost_per_run``.
+    It must have no ``cost_per_run``. If it has a key, this must be a column of the frame or a
+    callable, and the function one of a row. None is always accepted.
     """
     if limit is not None and limit.cost_per_run is not None:
         raise ValueError(

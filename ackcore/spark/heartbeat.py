@@ -190,7 +190,8 @@ def pacemakers(
     """Return a pacemaker for retries and requests, and another one for planned spouts, if any.
 
     They are not started. A look at a source may take a client's whole timeout, and retries must not
-    wait for it. The arguments are those of `Pacemaker`.
+    wait for it. Only the first one calls ``is_called`` and ``check``. For the arguments see
+    `Pacemaker`.
     """
     found = [Pacemaker(beat, None, clock, poll_s, is_called, check)]
     if rows is not None:

@@ -138,7 +138,10 @@ class Listeners:
 
     @contextmanager
     def of_run(self, engine: Engine) -> Iterator[None]:
-        """Call ``on_start`` of the listeners, run the ``with`` block, and call ``on_end``."""
+        """Call ``on_start``, run the ``with`` block, and call ``on_end`` with its error or None.
+
+        The error is raised.
+        """
         self.started(engine.topology, engine.counts)
         try:
             yield
@@ -152,7 +155,10 @@ class Listeners:
         self._tell("on_end", error, counts)
 
     def _hearing(self, name: str) -> list[tuple[Any, Callable[..., object]]]:
-        """Return pairs of a listener and its method ``name``, of those that define the method."""
+        """Return the listeners that define the method ``name``, each with its method.
+
+        One that only inherits the empty method of `QueryListener` is left out.
+        """
         found = []
         for listener in self._all:
             method = getattr(listener, name, None)

@@ -109,8 +109,8 @@ def start(
     Raises
     ------
     TypeError
-        If a source is a DataFrame of Spark Connect, its types differ from the inputs of a bolt or
-        cannot be kept, a bolt cannot be pickled, or a sink cannot take its stream.
+        If a source is a DataFrame of Spark Connect, a column of it has a type that cannot be kept
+        or grouped by, a bolt cannot be pickled, or a sink cannot take its stream.
     ValueError
         If the session was stopped, the topology has no spout, or a source is bounded or has columns
         that differ in case only. If the trigger is not one of Spark's, or a limit on the dead is
@@ -191,7 +191,7 @@ def run_batch(
     Raises
     ------
     TypeError
-        If a source's types differ from the inputs of a bolt or cannot be kept, a bolt cannot be
+        If a column of a source has a type that cannot be kept or grouped by, a bolt cannot be
         pickled, or a sink cannot take its stream or needs a classic session.
     ValueError
         If the session was stopped, the topology has no spout, or a source is a stream or has
@@ -427,8 +427,8 @@ class Query:
         notebooks: with a source that never pauses it may never return. It also returns when the
         query is stopped.
 
-        Raises the error that ended the query during the call, and the RuntimeError; see
-        `await_termination`.
+        Raises the error that ended the query. Raises RuntimeError if a sink, a source or a listener
+        calls it, or a forked process.
         """
         self._own("process_all_available()").process_all_available()
 

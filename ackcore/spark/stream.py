@@ -132,7 +132,7 @@ class Stream(ABC):
 
     @abstractmethod
     def _read_all_available(self) -> None:
-        """Wait until the data that Spark's sources have now is read."""
+        """Wait until Spark has read its sources up to now, or an availableNow stream has ended."""
 
     def _settle_end(self) -> None:  # noqa: B027 - optional
         """Wait, some seconds at most, until Spark has recorded the end of its last micro-batch."""
@@ -315,7 +315,10 @@ class Stream(ABC):
         return under_way or bool(self.counts.waiting or state.pending_replays())
 
     def stop(self, finish: bool) -> None:
-        """Stop the stream, with ``finish`` after its micro-batch; its own threads do not wait."""
+        """Stop the stream, with ``finish`` after its micro-batch, and wait for its end.
+
+        In a thread of the stream it returns at once.
+        """
         self._leave(finish)
         with self._changed:
             if self._is_own_thread():
