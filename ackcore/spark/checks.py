@@ -117,7 +117,7 @@ def check_callable(name: str, function: Callable[..., object]) -> None:
 
 
 def check_dead_topic(topology: Topology, dead_letters: Place) -> None:
-    """Raise ValueError if a Kafka spout reads the dead-letter topic: letters would be its records.
+    """Raise ValueError if a Kafka spout reads the topic to which dead letters are sent.
 
     The topic must have the same name, and one of the bootstrap servers must be the same.
     """

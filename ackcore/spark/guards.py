@@ -203,8 +203,9 @@ def guard(
     frame : pyspark.sql.DataFrame
         Bounded, or streaming in a classic session.
     fn : callable
-        As for `attempt`. A row's ``attempt``, ``message_id`` and ``stable_id`` identify its record
-        here. An exception fails the record, which is retried after a back-off.
+        A callable of one of the three kinds of `attempt`. A row's ``attempt``, ``message_id`` and
+        ``stable_id`` identify its record here. An exception fails the record, which is retried
+        after a back-off.
     outputs : str, StructType or pyarrow.Schema
         The columns of the answer, as for `attempt`.
     sink : Sink or callable
@@ -231,9 +232,10 @@ def guard(
         call is made again after a crash; see `ackcore.topology.Bolt`. Not for a function of
         batches.
     trigger : str or mapping, optional
-        The trigger of a stream; see `start`.
+        The trigger of a stream, such as ``"1 minute"``; see `start`.
     max_dead, max_dead_ratio, dead_letters, accept_changes, listeners
-        See `run_batch` and `start`.
+        The limits on dead records, their directory, whether the arguments may differ from those
+        that made the checkpoint, and listeners; see `run_batch` and `start`.
     **settings
         Settings of a topology, such as ``max_attempts=3``; see `ackcore.topology.Settings`.
 

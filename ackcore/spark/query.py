@@ -179,7 +179,8 @@ def run_batch(
         The maximum share of the records read that are dead at the end, from 0 to 1.  With any
         share, also 1.0, the run fails if all records are dead; None for no limit on the share.
     dead_letters, accept_changes, listeners, clock
-        See `start`.
+        The place of the dead letters, whether the topology may differ from the one that made the
+        checkpoint, the listeners, and the time in milliseconds since 1970; see `start`.
     wait : callable, optional
         Called with the seconds until the next retry is due; by default `time.sleep`.
 

@@ -170,9 +170,9 @@ def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
 
     Raises TypeError or ValueError if the answer does not fit, or has another number of rows.
 
-    ``answer``: the value that the function returned: columns as for `BatchOutput.emit`, or, if the
-    schema has one field, a bare Arrow, numpy or pandas column. ``schema``: the schema of the
-    answers. ``rows``: the number of rows that the function received.
+    ``answer``: the value that the function returned: a RecordBatch, a Table, a mapping or list of
+    columns, or, if the schema has one field, a bare Arrow, numpy or pandas column. ``schema``: the
+    schema of the answers. ``rows``: the number of rows that the function received.
     """
     if isinstance(answer, NOT_RUN):
         raise _not_run(answer)

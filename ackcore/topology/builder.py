@@ -126,7 +126,7 @@ class BoltDeclarer:
     def partial_key(
         self, component: str, *fields: str, stream: str = DEFAULT_STREAM
     ) -> BoltDeclarer:
-        """Read a stream so that tuples with equal values of the fields reach one of two tasks."""
+        """Read a stream so that tuples with equal values of the fields reach at most two tasks."""
         keys = _names_of(fields, "partial_key")
         return self._read(component, stream, Grouping("partial_key", keys))
 
@@ -153,7 +153,8 @@ class BoltDeclarer:
 class TopologyBuilder:
     """The declarations of a topology, in any order, from which `build` makes a `Topology`.
 
-    An argument of a wrong type raises at once; all other mistakes raise in `build`.
+    An argument of a wrong type raises at once, and so do the wrong values that a method lists.
+    `build` finds all other mistakes together.
     """
 
     def __init__(self) -> None:

@@ -207,7 +207,7 @@ class RowCalls:
         self._as_seen = as_seen
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RowOutcomes]:
-        """Call the function with each row of the batches; yield outcomes of up to 512 rows each.
+        """Call the function with each row; yield outcomes of up to 512 rows, in the rows' order.
 
         An exception of the iterable ``batches`` is raised after the outcomes of all earlier rows.
         """

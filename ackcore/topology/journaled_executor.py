@@ -194,7 +194,10 @@ class Answers:
         self._journal.append(key, answer)
 
     def failed(self, key: bytes, reason: Reason, cost: Cost = NO_COST) -> None:
-        """Write the reason of a failure as the answer; ``key`` and ``cost`` as for `emitted`."""
+        """Write the reason of a failure as the answer to the input with this key.
+
+        ``cost``: the cost of the call, which the caller has added to the budget.
+        """
         head = self._head(key, _FAILED, 0, cost)
         self._journal.append(key, head + reason.encode().encode())
 

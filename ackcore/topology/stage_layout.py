@@ -38,8 +38,8 @@ class Subscription:
     def moves(self) -> bool:
         """Whether tuples pass an exchange, because the bolt is on a later level than the source.
 
-        Its level may be due to another input: then `spreads` may be false, and each tuple goes to
-        the task with the same number as before.
+        The bolt's level may be due to another input: then `spreads` may be false, and each tuple
+        goes to the task with the number of the task that emitted it.
         """
         return self.level_to > self.level_from
 
@@ -105,12 +105,12 @@ class Layout:
 
     @property
     def depth(self) -> int:
-        """The number of levels, which run as stages, with an exchange between two of them."""
+        """The number of levels. Each runs as a stage, with an exchange to the next level."""
         return max(self.levels.values())
 
     @property
     def exchanges(self) -> int:
-        """The number of exchanges between levels, without that of results to the last stage."""
+        """The number of exchanges between levels, without the one to the stage that settles."""
         return self.depth - 1
 
     @property

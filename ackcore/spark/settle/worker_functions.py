@@ -256,8 +256,8 @@ def settle_blobs(
     The function maps batches of `BLOB_DDL` to batches with one row for each root, also for open
     ones.
 
-    ``seed``: the seed that was passed to `events_packer`. ``now_ms``, ``timeout_ms``: the time
-    against which the time-out is measured, and the time-out, as for `ackcore.Ledger.settle`.
+    ``seed``: the seed that was passed to `events_packer`. ``now_ms``: the time from which a
+    time-out is measured; pass it with ``timeout_ms``. ``timeout_ms``: the time-out; None for none.
     ``form``: the columns of the result; by default those of `SETTLED_DDL`.
     """
 

@@ -66,8 +66,10 @@ class SeenSource(NamedTuple):
 class SeenFold(TableFold):
     """The fold of one micro-batch into the table of a spout's keys.
 
-    ``dedup``: the spout's settings. ``behind``: by spout and part of its source, the times of
-    `BatchDecision.behind` for the table. For the other arguments see `TableFold`.
+    ``files``: the files of the checkpoint's tables. ``shape``: the table of the keys. ``number``:
+    the micro-batch. ``now_ms``: the time of its plan in milliseconds since 1970. ``dedup``: the
+    spout's settings. ``behind``: by spout and part of its source, the times of
+    `BatchDecision.behind` for the table.
     """
 
     _dedup: Dedup
