@@ -387,7 +387,7 @@ class Query:
         PendingTree or None
             The time of the next attempt, the bolt and error of the last one and, if it was traced
             (``trace_per_million``), the bolts it passed; ``print`` shows it. None if no attempt
-            has failed, or if the record is ACKED or DEAD.
+            has failed, or if the record is ACKED, DEAD or unknown.
 
         Raises
         ------

@@ -128,7 +128,7 @@ class Stream(ABC):
         self._cancel_jobs()
 
     def _release(self) -> None:  # noqa: B027 - optional
-        """Stop the threads and delete the files that the subclass made, before `_close` goes on."""
+        """Stop the threads and delete the files that the subclass made; `_close` calls it first."""
 
     @abstractmethod
     def _read_all_available(self) -> None:
@@ -255,7 +255,10 @@ class Stream(ABC):
     # ---------------------------------------------------------------------------------- the end
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait ``timeout`` seconds at most; return whether the stream ended, or raise its error."""
+        """Wait ``timeout`` seconds at most; return whether the stream ended, or raise its error.
+
+        None waits without a limit, and raises RuntimeError in a thread of the stream.
+        """
         if timeout is None:
             self._refuse_own_thread("await_termination()")
         ended = self.ended.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))

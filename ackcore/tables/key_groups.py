@@ -67,7 +67,8 @@ class KeyGroups:
     #: The row numbers: all rows of the first key, then of the second.  Keys ascend by their hash;
     #: the rows of a key are in their original order.
     order: Int64s
-    starts: Int64s  # the position in ``order`` of the first row of each key, and the number of rows
+    #: The position in ``order`` of the first row of each key; at the end, the number of rows.
+    starts: Int64s
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -109,7 +110,10 @@ class KeyGroups:
 
 
 def group_rows(hashes: UInt64s, keys: Sequence[pa.Array]) -> KeyGroups:
-    """Group rows by key, given their hashes and key columns; keys of one hash stay apart."""
+    """Group rows by key, given their hashes and key columns; null keys are equal.
+
+    Different keys with the same hash are different groups.
+    """
     n = len(hashes)
     order = _ascending(hashes)
     ordered = hashes[order]

@@ -27,7 +27,7 @@ RANGE_ROWS, RANGE_BYTES = 500_000, 128 << 20
 _NOTES = b"ackcore.segment"
 #: The stored columns of the index, and that of the columns of fixed width.
 _DISTANCES, _BITS, _BLOCK = "_distances", "_bits", "_block"
-#: The column with the place of a stored row: the number of its segment, and 40 bits of its own.
+#: The column with the place of a stored row: the number of its segment, and its row in 40 bits.
 _PLACE, _ROW_BITS = "_place", 40
 #: The note of a column that a segment lacks.
 _ABSENT: Note = {"nulls": "all", "at": (0, 0)}

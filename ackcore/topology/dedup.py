@@ -2,8 +2,9 @@
 
 `TopologyBuilder.build` puts the bolt ``<spout>.dedup`` between a spout with ``dedup`` and all its
 readers. A fields grouping by the key brings all copies of a micro-batch into one task, which lets
-one of them pass. The bolt emits the key of each passed record to its stream ``"seen"``. A table
-with the bolt's name is folded from that stream. It has the keys of ACKED records, with their times.
+one of them pass. The bolt emits the key of each record that runs or waits to its stream ``"seen"``.
+A table with the bolt's name is folded from it: the keys of ACKED records, each with the time of its
+record.
 The engine's part is in `ackcore.spark.tasks.dedup_executor` and `ackcore.spark.tables.seen_keys`.
 """
 
