@@ -219,7 +219,9 @@ class _Compiler:
     @staticmethod
     def _mismatch(tree: Any, *nodes: Node) -> UnsupportedSql:
         types = " and ".join(map(_type_of, nodes))
-        way_out = "use operands of one type"
+        does, way_out = "combines", "use operands of one type"
+        if len(nodes) == 1:
+            does, way_out = "takes", "name a column of another type"
         for name, literal in _TIMES.items():
             of_type = [
                 isinstance(one, ColumnNode) and one.type == _SPARK_TYPES[name] for one in nodes
@@ -228,7 +230,7 @@ class _Compiler:
                 column = nodes[of_type.index(True)]
                 way_out = f"compare {next(column.columns())!r} with a literal such as {literal}"
         return UnsupportedSql(
-            f"{tree.sql('spark')} combines {types}, which ackcore does not convert as Spark does; "
+            f"{tree.sql('spark')} {does} {types}, which ackcore does not convert as Spark does; "
             f"{way_out}, or use a function of a pyarrow.RecordBatch"
         )
 

@@ -449,6 +449,12 @@ def test_a_comparison_with_null_is_refused(condition, instead):
         compile_condition(condition, {"i32": pa.int32()})
 
 
+@pytest.mark.parametrize("condition", ["length(i32) > 3", "isnan(i32)", "trim(i32) = 'a'"])
+def test_a_refused_type_of_a_single_operand_is_not_said_to_be_combined(condition):
+    with pytest.raises(UnsupportedSql, match=r"takes int32, .*; name a column of another type"):
+        compile_condition(condition, {"i32": pa.int32()})
+
+
 @pytest.mark.parametrize("condition", ["tags", "NOT tags", "tags + 1 > 0", "tags = 1"])
 def test_a_column_that_conditions_cannot_compare_is_refused(condition):
     with pytest.raises(UnsupportedSql, match=" a type that is not supported"):
