@@ -110,9 +110,10 @@ class Deployment:
     def _open_parts(
         self, topology: Topology, schemas: Mapping[str, pa.Schema], letters: Place, state: State
     ) -> ExitStack:
-        """Claim the sinks, open the sources, and check the dead letters; return what closes them.
+        """Claim the sinks, open the sources, and check the dead letters.
 
-        It writes nothing into the checkpoint, and reports nothing to the sources.
+        Returns the stack that closes the sources and releases the sinks. Nothing is written into
+        the checkpoint, and nothing reported to the sources.
         """
         with ExitStack() as stack:
             self.topology = topology.in_order(state.spout_order)
@@ -147,7 +148,7 @@ class Deployment:
     def _report_last(self) -> None:
         """Report the last done micro-batch to the sources and groups again.
 
-        Its driver may have died before it reported it.
+        The driver that ran it may have died before its own report.
         """
         state = self.state
         plan, decision = state.plan(state.last_done), state.decision(state.last_done)

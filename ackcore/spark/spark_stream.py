@@ -120,7 +120,7 @@ class SparkStream(Stream):
     def _each(self, frame: DataFrame, number: int) -> None:
         """Run micro-batch ``number`` with the new rows in ``frame``; Spark calls this.
 
-        If the micro-batch fails, stores its error, and raises that of `for_spark` instead.
+        If the micro-batch fails, stores its error, and raises the short one of `for_spark`.
         """
         ended: Exception | None = None
         with self._working():

@@ -140,7 +140,7 @@ class Stream(ABC):
     def _take(self, number: int, inputs: Sequence[InputFrame]) -> None:
         """Run one micro-batch, report it to the listeners, and raise TooManyDead beyond the limit.
 
-        One that is done already, which Spark repeats, is neither reported nor counted again.
+        A micro-batch that Spark repeats after its end is neither reported nor counted again.
         ``inputs``: the new rows of spouts that are not planned.
         """
         again = self._state.is_done(number)

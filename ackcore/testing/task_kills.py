@@ -104,7 +104,10 @@ class MortalExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on a batch; if the task dies at a row, run only those before it, and die."""
+        """Run the bolt on a batch. If its task dies at a row, run it on the rows before that one.
+
+        Then raise `TaskKilled`.
+        """
         first = self._kills.first_in(self._name, batch)
         if first is None:
             self._kills.taken[self._name] += len(batch)

@@ -102,8 +102,8 @@ class Answers:
 
     ``component``: the bolt's name. ``schemas``: the schema of each stream that the bolt emits.
     ``journal``: the journal in a directory of the bolt's own, with the context that `context_of`
-    returns for the same arguments. ``budget``: the money that the calls may cost. The costs in the
-    journal are added to it at once.
+    returns for the same arguments. ``budget``: the money that the calls may cost, to which the
+    constructor adds the costs in the journal.
     """
 
     def __init__(
@@ -167,9 +167,9 @@ class Answers:
         """Write the rows that a call emitted as the answer to its input.
 
         If they do not fit a schema, or take 1 GiB or more, a final failure is written instead.
-        ``key``: the key of the input. ``rows``: the rows of each stream, as `RowSchema.row` returns
-        them. ``reasons``: makes the reason of the failure. ``cost``: the cost of the call, which
-        the caller has added to the budget.
+        ``key``: the key of the input. ``rows``: the rows of each stream, with values in the order
+        of its schema. ``reasons``: makes the reason of the failure. ``cost``: the cost of the call,
+        which the caller has added to the budget.
         """
         parts = []
         try:

@@ -145,7 +145,11 @@ class RowCollector(FixedAttributes):
         return as_final(error) if self._final else error
 
     def ack(self, tuple: Tuple) -> None:
-        """Ack an input. If it was acked or has failed, only count the call in ``ignored``."""
+        """Ack an input. If it was acked or has failed, only count the call in ``ignored``.
+
+        Raises TypeError or ValueError for an object that is no input of this task, and RuntimeError
+        once the collector is closed.
+        """
         if type(tuple) is not Tuple:
             raise _not_a_tuple("tuple", tuple)
         with self._lock:
@@ -164,6 +168,7 @@ class RowCollector(FixedAttributes):
         """Fail an input, even if it was acked in this batch; its first reason is kept.
 
         If it has failed, or was acked in an earlier batch, only count the call in ``ignored``.
+        Raises the errors of `ack`, and TypeError if ``reason`` has another type.
         """
         if type(tuple) is not Tuple:
             raise _not_a_tuple("tuple", tuple)

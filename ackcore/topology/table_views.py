@@ -85,7 +85,7 @@ class TableView:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The names of the key columns."""
+        """The names of the key columns; if the table has windows, the last is ``window_start``."""
         return tuple(self._key_schema.names)
 
     @property

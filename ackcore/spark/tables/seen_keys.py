@@ -109,7 +109,7 @@ def _within_ms(dedup: Dedup, now_ms: int) -> int:
 
 
 def _with_times(spans: Sequence[Span], more: Int64s) -> tuple[Span, ...]:
-    """Add keys, given by their times, to ascending spans of time; return at most `_SPANS`."""
+    """Add keys, given by their times, to ascending spans; join spans if there are over `_SPANS`."""
     known = np.array(spans, np.int64).reshape(-1, 2)
     # Each time once: the keys of equal times leave the bound together.
     times, of = np.unique(np.concatenate([known[:, 0], more]), return_inverse=True)

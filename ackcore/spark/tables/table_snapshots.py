@@ -41,8 +41,8 @@ class TableSnapshot(NamedTuple):
 def snapshot_of(state: State, topology: Parts, number: int | None) -> dict[str, TableSnapshot]:
     """Return the tables after a micro-batch, by name.
 
-    ``topology``: the topology with the tables. ``number``: the last micro-batch that is done, or
-    the one after it; None before the first one. A table without a record is empty.
+    ``topology``: the topology with the tables. ``number``: a micro-batch whose tables are recorded:
+    the last one that is done, or the next; None before the first. Others give empty tables.
     """
     recorded = state.tables.of(number) or {}
     found = {}
