@@ -92,7 +92,7 @@ class Aggregate(ABC):
         return states[0]
 
     def structure(self) -> dict[str, Any]:
-        """Return the definition as JSON values; equal ones mean that states are stored alike."""
+        """Return the definition as JSON values; with equal definitions, states are stored alike."""
         name, own = type(self).__name__, not isinstance(self, _OfColumns)
         found = {"aggregate": name.removeprefix("_"), "columns": list(self.columns)}
         return {**found, "class": type(self).__qualname__} if own else found

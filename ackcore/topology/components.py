@@ -122,7 +122,8 @@ class AsyncCollector(BasicCollector, Protocol):
         """Report what the call has used, for a limit with ``tokens_per_min`` or ``cost_per_run``.
 
         Any thread may call it. Several reports of a call add up. They have no effect without such
-        a limit. In ``execute_many``, any one collector reports for all tuples of the call.
+        a limit. In ``execute_many``, any one collector reports for all tuples of the call. Raises
+        TypeError if both are missing or one is no number, ValueError if one is out of range.
         """
 
 
@@ -310,7 +311,8 @@ class BasicBolt(Component):
     def flush(self) -> None:
         """Do what is left, after a task's last tuple; there is no collector to emit through.
 
-        If a bolt defines this, its inputs are acked when it returns, and failed if it raises.
+        If a bolt defines this, its inputs that have not failed are acked when it returns, and fail
+        if it raises.
         """
 
 
@@ -432,9 +434,9 @@ class BatchBolt(Component):
         """Emit and fail what is left, after a task's last batch.
 
         In ``flush``, the row numbers of `out.emit` and `out.fail` count all rows of the task from 0
-        (`BatchOutput.first_row`). If a bolt defines ``flush``, all rows of the task are acked when
-        it returns, and failed if it raises. A tuple anchored to a row that failed before is
-        dropped, and its other parents fail.
+        (`BatchOutput.first_row`). If a bolt defines ``flush``, all rows of the task that have not
+        failed are acked when it returns, and fail if it raises. A tuple anchored to a row that
+        failed before is dropped, and its other parents fail.
         """
 
 

@@ -799,7 +799,7 @@ def compiled_checks(
 
 
 def _types_of(schema: Any) -> dict[str, pa.DataType | None]:
-    """Return `supported_type` for each column of a schema of Arrow or Spark, by name."""
+    """Return the type in which conditions use each column, by name; None if they cannot use it."""
     if not isinstance(schema, pa.Schema):
         return spark_types(schema)
     return {field.name: supported_type(field.type) for field in schema}
