@@ -104,7 +104,7 @@ def settle(
         one for each core, more if one had over 32 MiB of events, fewer if one had less than 1 MiB;
         two for each core if Spark does not know the size.
     open_before : pyspark.sql.DataFrame, optional
-        The result of an earlier call. Its ``OPEN`` rows are continued, its others ignored.
+        An earlier result, or one of `combine`. Rows of another status than ``OPEN`` are ignored.
     now_ms : int, optional
         The time in milliseconds from which the time-out is measured; by default that of the call.
     timeout_s : float, optional
