@@ -188,9 +188,10 @@ def test_a_mistake_in_what_is_refused_ends_the_query_at_once(tmp_path, rejects, 
     assert world.process(0, ["a", "b"])[1].acked == 2
 
 
-def test_a_sink_that_returns_something_else_ends_the_query_at_once(tmp_path):
+@pytest.mark.parametrize("answer", [5, 0])
+def test_a_sink_that_returns_something_else_ends_the_query_at_once(tmp_path, answer):
     world = Refusing(tmp_path, {"max_sink_attempts": 3}, bad={"a"}, how="return")
-    world._named = lambda refused: 5
+    world._named = lambda refused: answer
     with pytest.raises(InvalidRejects, match="write must return SinkRejects or None, got int"):
         world.process(0, ["a", "b"])
     assert (len(world.calls), world.paused) == (1, [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from sessions import on_both_sessions
@@ -198,6 +200,8 @@ def test_partitions_of_an_rdd(spark, random_events, expected):
     assert {row[0]: row[1:] for row in rows} == expected(nones)
     rows = list(settle_partitions(iter(events), now_ms=NOW, timeout_s=0.2))
     assert {row[0]: row[1:] for row in rows} == expected(events, NOW, 200)
+    rows = list(settle_partitions(iter(events), timeout_s=1))
+    assert {row[0]: row[1:] for row in rows} == expected(events, time.time_ns() // 1_000_000, 1000)
     assert list(settle_partitions(iter([]))) == []
 
 

@@ -242,7 +242,7 @@ class _SinkWrites:
             refuse_damaged(batch, error)
             raise
         failpoint("in-sink", batch.batch_id)
-        if rejects and not isinstance(rejects, SinkRejects):
+        if not isinstance(rejects, SinkRejects | None):
             raise InvalidRejects(
                 f"write must return SinkRejects or None, got {type(rejects).__name__}"
             )

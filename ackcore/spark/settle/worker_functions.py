@@ -257,8 +257,8 @@ def settle_blobs(
     ones.
 
     ``seed``: the seed that was passed to `events_packer`. ``now_ms``: the time from which a
-    time-out is measured; pass it with ``timeout_ms``. ``timeout_ms``: the time-out; None for none.
-    ``form``: the columns of the result; by default those of `SETTLED_DDL`.
+    time-out is measured, by default the time when the blobs have been read. ``timeout_ms``: the
+    time-out; None for none. ``form``: the columns of the result; by default those of `SETTLED_DDL`.
     """
 
     def settle(batches: Batches) -> Batches:
@@ -397,7 +397,8 @@ def settle_partitions(
         reason)``, all of one length. ``ts_ms`` must be None in all or in none; ``reason`` may be
         None.
     now_ms, timeout_s : optional
-        The arguments of `settle`. A time-out requires times.
+        The arguments of `settle`; ``now_ms`` is by default the time when the partition has been
+        read. A time-out requires times.
 
     Yields
     ------
