@@ -16,7 +16,7 @@ MapInArrow = Callable[[Batches], Batches]
 
 
 def plainly_named(frame: DataFrame) -> DataFrame:
-    """Return the frame, with columns named ``_0, _1, ...`` if any name has a dot or a backtick.
+    """Return the frame itself; if any name has a dot or a backtick, with columns ``_0, _1, ...``.
 
     mapInArrow looks columns up by name, and reads a dot as the access to a field.
     """
@@ -27,7 +27,10 @@ def plainly_named(frame: DataFrame) -> DataFrame:
 
 
 def as_spark_types(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Cast a batch, by position, to the names and types of ``target``; ArrowInvalid if it fails."""
+    """Return a batch with the names and types of ``target``, whose columns it has in this order.
+
+    Raises ArrowInvalid if a value does not fit, ValueError for another number of columns.
+    """
     if batch.schema.types == target.types:
         return pa.RecordBatch.from_arrays(batch.columns, schema=target)
     columns = [

@@ -67,7 +67,10 @@ _fence: ContextVar[Callable[[], object] | None] = ContextVar("fence", default=No
 
 @contextlib.contextmanager
 def fenced(check: Callable[[], object]) -> Iterator[None]:
-    """Call ``check`` right before each file of the block gets its name; an error prevents that."""
+    """Call ``check`` before each file that this module writes in the block gets its name.
+
+    If ``check`` raises, the file does not get the name. A nested block calls its own check alone.
+    """
     before = _fence.get()
     try:
         # Set in the block: an interrupt between set and try would leave the fence set for ever.
@@ -155,7 +158,10 @@ def is_temporary(name: str) -> bool:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Delete the temporary files in a directory, if it exists; this driver must be writing none."""
+    """Delete the temporary files in a directory, if it exists; this driver must be writing none.
+
+    Deletes nothing after a takeover: raises the exception of `check_fence`.
+    """
     with writing(directory):
         left = list(directory.iterdir()) if directory.is_dir() else []
     # Listed before the check, so that no file of a driver that takes over is removed.

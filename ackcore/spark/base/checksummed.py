@@ -129,7 +129,10 @@ class _Fingerprint:
 
 
 class _Hashed:
-    """A file for Arrow with a checksum; if ``passing``, it is dropped from the page cache."""
+    """A file that Arrow writes to. Adds each write to ``checksum``.
+
+    If ``passing``, written pages are dropped from the page cache.
+    """
 
     def __init__(self, file: BinaryIO, checksum: blake2b | _Fingerprint, passing: bool):
         self._file = file
@@ -175,12 +178,12 @@ def write_table(directory: Path, name: str, table: pa.Table) -> str:
 
 
 def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield a table in batches of 2**20 rows, or of fewer if the rows are long; see `in_few`."""
+    """Yield a table in batches of 2**20 rows, or of 256 MiB if the rows are long."""
     return in_few(table.to_batches(max_chunksize=_TABLE_ROWS))
 
 
 def in_few(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of 2**20, or of fewer long ones, for any sizes of ``batches``."""
+    """Join and cut ``batches`` into batches of 2**20 rows, or of 256 MiB if the rows are long."""
     return rebatched(batches, _TABLE_ROWS)
 
 
@@ -242,7 +245,10 @@ class NamedByChecksum:
         return writing(self._directory / self._name)
 
     def finish(self, *, named: bool = True) -> str:
-        """Close the file and rename it; return its final name. ``named``: sync the directory."""
+        """Close the file and rename it; return its final name, without the directory.
+
+        ``named``: whether to sync the directory of a synced file. Otherwise the caller does.
+        """
         with self.writing():
             if self._synced:
                 self._hashed.sync()

@@ -17,7 +17,7 @@ def wall_clock_ms() -> int:
 
 
 def read_clock(clock: Clock) -> int:
-    """Return the time of a user's clock; raise TypeError unless it is a whole number."""
+    """Return the time of a user's clock; raise TypeError unless it is an int (5.0 is refused)."""
     now = clock()
     if not isinstance(now, int | np.integer):
         raise TypeError(
@@ -30,8 +30,8 @@ def read_clock(clock: Clock) -> int:
 class SteadyClock:
     """A clock that never goes back, even if the underlying clock does.
 
-    If that goes back, its times are returned with the difference added from then on. ``clock``:
-    returns milliseconds. ``at_least``: the lowest time to return, in milliseconds.
+    If the underlying clock goes back, or starts below ``at_least``, the difference is added to its
+    times from then on. ``clock``: returns milliseconds. ``at_least``: the lowest time to return.
     """
 
     def __init__(self, clock: Clock, at_least: int = 0) -> None:
@@ -41,7 +41,7 @@ class SteadyClock:
         self._lock = threading.Lock()
 
     def __call__(self) -> int:
-        """Return milliseconds, never less than before. Raises TypeError like `read_clock`."""
+        """Return milliseconds, never less than before. Raises TypeError if the clock is no int."""
         with self._lock:
             now = read_clock(self._clock) + self._ahead
             if now < self._last:

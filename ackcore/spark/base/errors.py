@@ -55,9 +55,10 @@ _MOST_FILES = 10
 
 
 def raise_all(checks: Iterable[Callable[[], object]]) -> None:
-    """Call all ``checks``; then raise one CheckpointCorrupt for all that were raised, if any.
+    """Call all ``checks``; then raise one CheckpointCorrupt for all that they raised, if any.
 
-    It names 10 files at most.
+    A single one is raised unchanged. Of several, the message has the first 10, equal ones once. Any
+    other exception of a check is raised at once.
     """
     found: dict[str, CheckpointCorrupt] = {}
     for check in checks:
@@ -84,7 +85,10 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def one_line(error: BaseException) -> str:
-    """Return the line of an error that states its cause, cut to 500 characters, or its class."""
+    """Return the line of an error that states its cause, cut to 500 characters.
+
+    Return the name of its class if the error has no text.
+    """
     line = _telling_line(error)
     cause: BaseException | None = error
     while _HOLLOW in line:

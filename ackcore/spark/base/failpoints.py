@@ -41,7 +41,10 @@ class FailpointReached(RuntimeError):
 
 
 def parse(text: str) -> dict[tuple[str, int | None], Action]:
-    """Return the text as ``{(name, batch or None for all): action}``; ValueError if it is wrong."""
+    """Return the variable's text as ``{(name, batch): action}``; the batch None means all.
+
+    Raises ValueError for an unknown name, or another form than in the module's docstring.
+    """
     points: dict[tuple[str, int | None], Action] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         found = _POINT.fullmatch(item)

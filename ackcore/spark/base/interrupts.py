@@ -183,7 +183,7 @@ def raised_by(call: Callable[[], object]) -> BaseException | None:
 
 
 def cancel_until(tag: JobTag, ended: threading.Event) -> None:
-    """Cancel the jobs with a tag every 0.2 s until ``ended`` is set, for 4 s at most."""
+    """Cancel the jobs with a tag every 0.2 s until ``ended`` is set, Spark is gone, or 4 s pass."""
     for _ in range(int(_PATIENCE_S / _AGAIN_S)):
         try:
             tag.cancel()

@@ -89,9 +89,9 @@ def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table])
 def letters_writer(
     file: BinaryIO | pa.NativeFile, schema: pa.Schema, *, compressed: bool = True
 ) -> pq.ParquetWriter:
-    """Return an open Parquet writer, with a row group for each batch.
+    """Return an open Parquet writer, with a row group for each batch; the caller closes it.
 
-    Pages have checksums, so that a flipped bit raises an error.
+    Pages have checksums, so that a flipped bit raises an error. ``compressed``: whether by zstd.
     """
     codec = _CODEC if compressed else "none"
     return pq.ParquetWriter(file, schema, compression=codec, write_page_checksum=True)
@@ -115,7 +115,7 @@ def as_written(file: pq.ParquetFile, letters: pa.Table) -> pa.Table:
 
 
 def worth_compressing(letters: pa.Table) -> bool:
-    """Return whether compression shrinks a sample of the payloads to at most 75 %.
+    """Return whether compression shrinks a sample of the payloads, at least one, to at most 75 %.
 
     It does not if the payloads are compressed, encrypted or random. The sample depends only on the
     letters.

@@ -12,7 +12,7 @@ Place: TypeAlias = str | os.PathLike[str]
 
 
 def local_path(path: str | os.PathLike[str], argument: str) -> Path:
-    """Return a user's path or ``file:`` URI as an absolute path; nothing is looked up there.
+    """Return a user's path or ``file:`` URI as an absolute path, whether or not it exists.
 
     Raises ValueError if it is empty, has a NUL or a host, has letters that the locale lacks, or is
     a URI with another scheme. Raises TypeError if it is not a path. ``argument``: the name of the
@@ -66,7 +66,10 @@ def file_system(path: str) -> str:
 
 
 def numbered(directory: Path, suffix: str = "") -> list[int]:
-    """Return the sorted numbers of files ``<number><suffix>``; [] if there is no directory."""
+    """Return the sorted numbers of the files ``<number><suffix>``; [] without the directory.
+
+    Other names are left out.
+    """
     try:
         names = os.listdir(directory)
     except FileNotFoundError:

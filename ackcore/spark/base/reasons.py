@@ -44,7 +44,7 @@ def failures(roots: Int64s, spouts: Sequence[str], reasons: pa.Array) -> pa.Tabl
 #: Reasons of roots: the time of the failure in milliseconds since 1970, and the encoded reason.
 REASON_SCHEMA = pa.schema([("root_id", pa.int64()), ("ms", pa.int64()), ("text", pa.string())])
 
-#: The time of a reason that an earlier settle has already returned, so that it is kept.
+#: The time of a reason that an earlier settle has already returned: the least, so that it is kept.
 SHOWN_BEFORE = -(2**63)
 #: The time of reasons in events without times, so that only texts are compared.
 NO_TIME = 0
@@ -82,7 +82,7 @@ def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table 
 
 
 def earliest(tables: list[pa.Table]) -> pa.Table:
-    """Return the earliest reason of each root by (time, text), in the order of root ids."""
+    """Return the earliest reason of each root by (time, text): a row per root, sorted by root."""
     if not tables:
         return REASON_SCHEMA.empty_table()
     reasons = pa.concat_tables(tables).combine_chunks()
@@ -98,10 +98,10 @@ def earliest(tables: list[pa.Table]) -> pa.Table:
 
 
 def first_reasons(tables: list[pa.Table]) -> pa.Table:
-    """Return the earliest encoded reason of each root, as `earliest` does.
+    """Return the earliest reason of each root by (time, text): a row per root, sorted by root.
 
-    Requested waits are ignored in the comparison.  The reason that is kept gets the longest wait of
-    its root, or none if it is final.  So the result depends on no order or grouping of the reasons.
+    Requested waits are not compared.  The reason that is kept gets the longest wait of its root, or
+    none if it is final.  So the result depends on no order or grouping of the reasons.
     """
     if not tables:
         return REASON_SCHEMA.empty_table()
@@ -121,7 +121,7 @@ def first_reasons(tables: list[pa.Table]) -> pa.Table:
 
 
 def with_several(tables: list[pa.Table], firsts: pa.Table) -> Int64s:
-    """Return the roots whose reasons have more than one text.
+    """Return the sorted roots whose reasons differ in their text, requested waits included.
 
     ``tables``: all reasons. ``firsts``: the result of `first_reasons`.
     """
@@ -170,7 +170,7 @@ class Reasons(NamedTuple):
 
     @classmethod
     def of_texts(cls, texts: pa.Array | pa.ChunkedArray) -> Reasons:
-        """Return the reasons of a column of encoded reasons, or of a dictionary of them."""
+        """Return the reasons of a column of encoded reasons without nulls, or of a dictionary."""
         whole = one_array(texts)
         if not pa.types.is_dictionary(whole.type):
             whole = whole.dictionary_encode()
@@ -206,7 +206,7 @@ class Reasons(NamedTuple):
         return found
 
     def encoded(self, after_ms: Int64s) -> pa.Array:
-        """Return each row's reason in the form of `Reason.encode`, with the given waits."""
+        """Return each row's reason in the form of `Reason.encode`, with these waits; 0 for none."""
         texts = (self.values.field(name) for name in _TEXTS)
         counts, final = (self.values.field(name) for name in ("counts", "final"))
         flags = pc.if_else(final, "!", pc.if_else(counts, "-", UNCOUNTED))
@@ -268,7 +268,8 @@ def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
 def without_room(rows: pa.Table, most: int) -> pa.Table:
     """Return failed records as dead ones: they cannot wait, since ``most`` records wait already.
 
-    The reason of each names this limit and the failure, and is final. Due times become 0.
+    The reason of each names this limit and the failure, and is final. Due times become 0, and the
+    columns `NUMBERS` are dropped.
     """
     component, kind, message = map(one_array, reason_parts(rows[REASON]))
     said = f"{most} records wait already (max_waiting); it failed with "

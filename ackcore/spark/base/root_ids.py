@@ -24,7 +24,7 @@ _PIECE = 1 << 18
 
 
 def in_order(*columns: Int64s) -> Int64s:
-    """Return the ids of all columns, sorted; this is the only copy, since they may be many."""
+    """Return the ids of all columns, sorted, with duplicates, in one new array."""
     ordered: Int64s = np.concatenate([np.empty(0, np.int64), *columns])
     # A stable sort merges columns that are already sorted, in an eighth of the time.
     ordered.sort(kind="stable")
@@ -32,7 +32,7 @@ def in_order(*columns: Int64s) -> Int64s:
 
 
 def once(ordered: Int64s) -> Int64s:
-    """Return ids, which must be sorted, without duplicates."""
+    """Return ids, which must be sorted, without duplicates; the same array if it has none."""
     repeated = ordered[1:] == ordered[:-1]
     if not repeated.any():
         return ordered
@@ -68,6 +68,7 @@ def in_ranges(*groups: Iterable[Int64s]) -> Iterator[list[Int64s]]:
     """Divide values into ranges; for each, yield a list of one sorted array of ids per group.
 
     Each group is some columns. Those that are already sorted, as tasks write them, are not copied.
+    Yields at least once: a list of empty arrays if there are no ids.
     """
     sorted_groups = [[c if is_sorted(c) else np.sort(c) for c in group] for group in groups]
     starts = starts_of_ranges([*chain(*sorted_groups)])

@@ -44,14 +44,14 @@ TRACKING = pa.schema(
         pa.field(MESSAGE_ID, pa.string(), nullable=False),
         # The number of the next attempt, from 0; for dead records the number of attempts made.
         pa.field(ATTEMPT, pa.int32(), nullable=False),
-        # 0 for dead records.
+        # The time of the next attempt, in ms since 1970; 0 for dead records.
         pa.field(DUE_MS, pa.int64(), nullable=False),
         # The times of two plans: that which first read the record, and that of its last failure.
         pa.field(FIRST_MS, pa.int64(), nullable=False),
         pa.field(LAST_MS, pa.int64(), nullable=False),
         pa.field(REASON, REASON_TYPE, nullable=False),
-        # The number of replays as a dead letter.  The counts count resolved replays, and `replay`
-        # leaves out records that die repeatedly.
+        # The number of replays as a dead letter: `Account.resolved` counts ACKED records that have
+        # any, and `replay` leaves out records that die repeatedly.
         pa.field(REPLAYED, pa.int32(), nullable=False),
     ]
 )
@@ -129,8 +129,8 @@ class FailedFile:
     """A file of failed records of one spout, either waiting or dead ones, that a task wrote.
 
     Waiting records are an Arrow table, sorted by their due times.  Dead records are Parquet, in the
-    form of the dead-letter store.  Only the ``rows`` from ``start`` on count.  ``no_room`` is the
-    limit `max_waiting` if they are dead because that many records waited; else None.
+    form of the dead-letter store.  Only ``rows`` rows from row ``start`` on count.  ``no_room`` is
+    the limit `max_waiting` if they are dead because that many records waited; else None.
     """
 
     spout: str

@@ -307,7 +307,7 @@ def activate(spark: Any) -> None:
 
 
 def job_thread(spark: Any, run: Callable[[], object], name: str) -> threading.Thread:
-    """Return a new thread for ``run``, whose jobs have this thread's local properties and tags."""
+    """Return an unstarted thread for ``run``, with this thread's local properties and job tags."""
     if not is_connect(spark):
         return InheritableThread(target=run, name=name, daemon=True)
     tags = spark.getTags()
@@ -371,8 +371,8 @@ def collected(frame: DataFrame, *, adaptive: bool = True) -> pa.Table:
     equal, and have the same task number.) Raises ResultsTooLarge if the results are too large for
     the driver. Any other Py4JError or PySparkException is that of the job.
 
-    ``adaptive``: whether Spark may plan the job again after each exchange, by its statistics.
-    Each exchange is then a job of its own.
+    ``adaptive``: whether Spark may plan the job again after each exchange, by its statistics. If
+    True, each exchange is a job of its own.
     """
     session = frame.sparkSession
     with contextlib.ExitStack() as stack:

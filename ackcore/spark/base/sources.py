@@ -18,7 +18,7 @@ from ackcore.topology.parts import Spout
 
 
 def source_schema(spout: Spout) -> pa.Schema:
-    """Return the columns of a spout's source, as waiting and dead records have them."""
+    """Return the columns of a spout's source, in the types that waiting and dead records keep."""
     schema = spout.source.schema
     return _kept(spout, schema) if isinstance(schema, pa.Schema) else to_arrow_schema(schema)
 

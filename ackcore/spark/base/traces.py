@@ -40,7 +40,7 @@ class RecordTrace(NamedTuple):
 
     @classmethod
     def of(cls, found: Iterable[Any]) -> RecordTrace:
-        """Return the trace from its decoded JSON."""
+        """Return the trace from its decoded JSON: a list of the five fields, and of each step's."""
         spout, message_id, attempt, outcome, steps = found
         return cls(spout, message_id, attempt, outcome, tuple(Step(*step) for step in steps))
 

@@ -195,7 +195,10 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 
 
 def results(frame: DataFrame) -> pa.Table:
-    """Run a job of a classic session; return its rows as sent, without `toArrow`'s 13 JVM calls."""
+    """Run a job of a classic session; return its rows, or a table without columns if it has none.
+
+    This takes 13 fewer calls of the JVM than `toArrow`.
+    """
     batches = frame._collect_as_arrow()  # type: ignore[operator]
     return pa.Table.from_batches(batches) if batches else pa.table({})
 
@@ -233,7 +236,7 @@ def _from_pandas(series: Any) -> pa.Array:
 
 
 def active_context() -> Any:
-    """Return the SparkContext of this process, or None, as on the thin client."""
+    """Return the SparkContext of this process; None if there is none, as on the thin client."""
     kind = getattr(pyspark, "SparkContext", None)
     return None if kind is None else kind._active_spark_context
 
