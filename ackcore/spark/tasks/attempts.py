@@ -41,6 +41,7 @@ class Attempts:
     """The mapInArrow function that calls a user's function, and yields all rows with its answers.
 
     The column `ERROR_COLUMN` is null if the row's call succeeded. Otherwise the answers are null.
+    An error of the function's ``prepare`` fails rows with 0 attempts.
     """
 
     function: Function

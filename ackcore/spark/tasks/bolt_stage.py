@@ -35,7 +35,10 @@ class BoltStage:
     level: int
 
     def __call__(self, batches: Batches) -> Batches:
-        """Process one partition, for mapInArrow; raises RuntimeError first if rows are missing."""
+        """Run the bolts on one partition, for mapInArrow; pass on rows for later stages.
+
+        Raises RuntimeError before any bolt runs if rows were lost or came twice.
+        """
         with Task(self.spec, attempt_at(self.level)) as task:
             yield from self._run(task, batches)
 

@@ -68,7 +68,7 @@ class BoltInstance:
     name: str
     executor: Executor
     open_rows: list[OpenRows] = field(default_factory=list)
-    next: int = 0
+    next: int = 0  # the handle of the next row
     #: By stream: the number of children of each tuple, from the first of ``open_rows`` on.
     children: dict[str, Int64s] = field(default_factory=dict)
 
@@ -191,7 +191,7 @@ class Bolts:
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
         """Pass rows that meet their expectations to bolts, later stages and files of sinks.
 
-        Fail or drop the others. Pass nothing once a tuple missed one with ``on_fail="fail"``.
+        Fail or drop the others. Pass nothing once the run will be refused (`ExpectedRows.fatal`).
         """
         # A spout has no rows if none of its source's rows could be decoded.
         if len(rows) and (source, stream) in self._spec.checks:
@@ -321,9 +321,10 @@ class Bolts:
         return [part.rows for bolt in self._instances.values() for part in bolt.open_rows]
 
     def open_groups(self, chunk: Chunk) -> Int64s:
-        """Return the last chunk's groups with tuples that may be neither acked nor failed yet.
+        """Return the groups of ``chunk``, the last one, with tuples that may still be open.
 
-        They are numbers in the chunk, in any order, and may be repeated.
+        An open tuple is neither acked nor failed yet. The groups are numbers in the chunk, from 0,
+        in any order, and may be repeated.
         """
         found = [np.empty(0, np.int64)]
         for bolt in self._instances.values():
@@ -337,7 +338,7 @@ class Bolts:
 
     @property
     def used(self) -> bool:
-        """Whether any bolt has to be flushed."""
+        """Whether any bolt of the task exists; `flush` removes all but those of ``dedup``."""
         return bool(self._instances)
 
     def flush(self) -> None:

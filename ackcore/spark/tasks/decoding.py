@@ -107,7 +107,7 @@ class ValueDecoder:
 
 @dataclass(frozen=True)
 class CorruptLines:
-    """A decoder of lines of files: those that Spark could not read fail without retries.
+    """A decoder of lines of files: lines that could not be parsed fail without retries.
 
     ``spout``: the name of the spout, for reasons.
     """
@@ -115,7 +115,7 @@ class CorruptLines:
     spout: str
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return all rows without the columns on errors, and reasons of corrupt lines by row."""
+        """Return all rows, without the columns on errors, and reasons by corrupt line's number."""
         said = batch.column(CORRUPT_REASON)
         failed: dict[int, Reason] = {}
         if said.null_count < len(said):

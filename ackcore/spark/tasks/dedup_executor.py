@@ -4,8 +4,8 @@ Each row of a task is treated in one of four ways:
 
 * Its key has a null: it passes.
 * Its key is in the table of keys of ACKED records: it is a duplicate, which is acked.
-* A record with its key waits for a retry, or an earlier row of this task passes: it fails as
-  `BEHIND`, so it waits, and its attempts do not grow.
+* Records with its key wait for a retry and none is due, or an earlier row of this task with its key
+  passes: it fails as `BEHIND`, so it waits, and its attempts do not grow.
 * It passes, as the first with its key.
 
 The grouping by the key brings all rows of a key into one task, in an order that depends on the
@@ -64,9 +64,10 @@ class DedupExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Emit the rows that pass, and the keys of new and duplicate rows; fail rows that wait.
+        """Emit the rows that pass, on the default stream; fail rows that wait, as `BEHIND`.
 
-        Rows are on the default stream, keys with their rows' times on `SEEN` and `DUPLICATES`.
+        Emits the keys of duplicates, with their times, on `DUPLICATES`; those of all other rows
+        with a key, waiting ones included, on `SEEN`.
         """
         n, first = batch.num_rows, self._rows
         self._rows += n

@@ -96,7 +96,7 @@ class Outbox:
             self.send(dest, SETTLE, LEDGER, blob.as_buffer())
 
     def send_trailers(self, levels: Iterable[int], task_report: bytes, alike: bytes) -> None:
-        """End the output with a trailer for each destination: the number of its rows, a checksum.
+        """End the output with a trailer for each level and destination: its row count, a checksum.
 
         ``levels``: every level that this task's stage may send rows to. ``task_report``: the report
         for the driver; it goes to one task of the settle stage. ``alike``: the part of the report
@@ -154,7 +154,7 @@ TOO_LARGE = -1
 
 @dataclass(frozen=True)
 class Limited:
-    """A stage with limited output: beyond ``nbytes``, a single row to `TOO_LARGE` ends it."""
+    """A stage whose output ends with a row to `TOO_LARGE` in place of the batch past ``nbytes``."""
 
     stage: MapInArrow
     nbytes: int

@@ -178,6 +178,8 @@ class CohortRuns(NamedTuple):
 class ReceivedCohorts:
     """The roots and cohorts of the rows of several blobs, from their side data.
 
+    ``sides``: at least one of them is of `CohortRuns`; others are of untracked rows.
+
     Attributes: ``cohorts``, ``edges``: the cohorts with rows in the blobs, ascending, and the XOR
     of the edges of each. ``groups``: the number of runs. ``offsets``: those of ``runs``.
     """

@@ -42,8 +42,8 @@ class ExpectedRows:
     def passing(self, source: str, stream: str, rows: AnchoredRows) -> AnchoredRows:
         """Return the rows that meet all expectations of their stream; fail or drop the others.
 
-        A row for which a check raises fails, also with ``on_fail="drop"``. Return no row, and set
-        ``fatal``, if the run will be refused.
+        A row for which a check raises fails, also with ``on_fail="drop"``. If a row misses one with
+        ``on_fail="fail"``, or a function has a wrong result, set ``fatal`` and return no row.
         """
         checks = self._checks.get((source, stream), ())
         n = len(rows)

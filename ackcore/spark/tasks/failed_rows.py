@@ -135,7 +135,7 @@ class FailedRows:
     found: Mapping[str, pa.Table] = field(default_factory=dict)
     #: By spout, the number of failed records that were replayed dead letters.
     replayed: Mapping[str, int] = field(default_factory=dict)
-    uncounted: int = 0  # the number of failures that used no attempt
+    uncounted: int = 0  # the number of waiting records whose failure used no attempt
     #: By spout, the records of tasks with few failed records, in `TRACKING` and the source's
     #: columns.
     waits: Mapping[str, pa.Table] = field(default_factory=dict)
@@ -173,9 +173,9 @@ class FailedRows:
         )
 
     def roots(self, *, counting: bool = False) -> list[Int64s]:
-        """Return the roots of the records, as arrays that are not copied.
+        """Return arrays of the roots of the records, in any order, without a copy if possible.
 
-        ``counting``: whether to return only roots of records whose failures used an attempt.
+        ``counting``: whether to return only those whose reasons count as attempts, at any age.
         """
         tables = list(self.found.values())
         if counting:

@@ -149,9 +149,9 @@ class MarkerObject:
         self._is_there = False
 
     def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
-        """Put the roots that are in flight from now on; without any, only replace earlier ones.
+        """Put the roots that are in flight from now on; the arguments are fields of `Marker`.
 
-        The arguments are fields of `Marker`.
+        Without ``roots`` put nothing, except `NOTHING` in place of earlier roots.
         """
         if roots is None and not (self._is_there and kind == NOTHING):
             return

@@ -70,7 +70,7 @@ _DYING_S, _LOOK_S = 5.0, 0.05
 
 @dataclass
 class Evidence:
-    """The records that crashed attempts had in flight; False in a condition if there are none.
+    """The records that crashed attempts had in flight; false if there are none and no flush.
 
     ``alone`` counts, by root, the crashed attempts in which the root was alone in flight.
     ``suspects`` run alone. The roots in ``many``, and those in ``chunks`` (the number of a chunk
@@ -106,7 +106,8 @@ class Evidence:
     def groups(self, chunk: int, rows: int, roots: Int64s) -> tuple[Int64s, list[Int64s]]:
         """Return a chunk's rejected roots, and its other suspects in groups that run in turn.
 
-        ``chunk``, ``rows``: the number of the chunk in the task, and its number of rows.
+        ``chunk``, ``rows``, ``roots``: the number of the chunk in the task, its number of rows, and
+        its distinct roots.
         """
         suspects = np.intersect1d(roots, _array(self.suspects))
         rejected = np.array([r for r in suspects.tolist() if self.alone[r] >= ALONE_ENOUGH])
@@ -201,7 +202,8 @@ class AttemptIsolation:
     def of_roots(self, roots: Int64s) -> AbstractContextManager[None]:
         """Return a context in which suspects are marked as in flight.
 
-        While a single root is, no other worker of this executor has rows in a bolt.
+        With a single root, its start waits until no other worker of this executor has rows in a
+        bolt, and others wait for its end.
         """
         return self._marked(ALONE if len(roots) == 1 else ROOTS, 0, 0, roots)
 

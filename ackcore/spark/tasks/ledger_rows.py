@@ -60,7 +60,7 @@ class LedgerRows:
     _holds: bool
     #: The number of failures of rows that are anchored to no group.
     untracked_failures: int = 0
-    #: By spout, failed roots that the settle stage does not settle, and their reasons.
+    #: By spout number, failed roots that the settle stage does not settle, and their reasons.
     failed: dict[int, list[pa.Table]] = field(default_factory=dict)
     _held: list[_Failed] = field(default_factory=list)
     _events: list[tuple[Int64s, Int64s, int]] = field(default_factory=list)
@@ -166,7 +166,10 @@ class LedgerRows:
         return settled, sent
 
     def new_failures(self) -> list[pa.Table]:
-        """Return the reasons of failures since the last call; none if a settle stage gets them."""
+        """Return the reasons of failures since the last call, for tasks that judge them.
+
+        Return [] if there is a settle stage, or the plan has no rules.
+        """
         found, self._new_failures = self._new_failures, []
         return found
 
@@ -228,7 +231,7 @@ class LedgerRows:
         chunk.sent_groups.clear()
 
     def send(self) -> None:
-        """Send the collected ledger rows and reasons."""
+        """Add the ledger rows and reasons since the last call to the outbox."""
         if self._events:
             roots, vals, kinds = zip(*self._events, strict=True)
             tasks = np.repeat(np.array(kinds, np.int32), [len(part) for part in roots])

@@ -185,7 +185,7 @@ class SourceRecords(NamedTuple):
         return self.source.message_ids(self.batch, number, self.partition, self.first)
 
     def identity(self, number: int) -> Identity:
-        """Return each record's message id and earlier attempts, and an id that all attempts share.
+        """Return message ids, numbers of earlier attempts, and ids that all attempts share.
 
         ``number``: the number of the micro-batch.
         """
@@ -243,7 +243,7 @@ def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) ->
 
 
 def roots_of(key: int, partition: int, places: Int64s, attempts: Any = 0) -> Int64s:
-    """Return root ids of row numbers in a partition; high attempts in a column count as 63."""
+    """Return root ids of row numbers in a partition; in a column, attempts above 63 count as 63."""
     if not isinstance(attempts, int):
         attempts = np.minimum(attempts, LAST_ATTEMPT).astype(np.int32)
     return root_ids(key, partition, places, attempts)
@@ -287,7 +287,7 @@ def key_hashes(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> tuple
 
 
 def assigned_ids(number: int, partition: int, places: Int64s) -> pa.Array:
-    """Return the message ids ``number-partition-place`` for a source without such columns."""
+    """Return the ids ``number-partition-place`` for a spout that names no message id columns."""
     texts = pa.array(places).cast(pa.string())
     return pc.binary_join_element_wise(f"{number}-{partition}", texts, "-")
 

@@ -208,13 +208,13 @@ def read_rows(file: RowFile) -> list[pa.RecordBatch]:
 
 
 def read_whole(file: RowFile) -> pa.Table:
-    """Return a file as a table, without a copy; raises as `read_rows` does."""
+    """Return a file as a table, without a copy; RowFileDamaged if it is missing or has changed."""
     schema, batches = _read(file)
     return pa.Table.from_batches(batches, schema)
 
 
 def read_schema(file: RowFile) -> pa.Schema:
-    """Read the schema of a file, with the column of roots; raises as `read_rows` does."""
+    """Return a file's schema, with the roots; RowFileDamaged if it is missing or has changed."""
     return _read(file)[0]
 
 
@@ -292,7 +292,7 @@ def _damaged(path: str, what: str) -> RowFileDamaged:
 
 
 def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> Bools | None:
-    """Return, for each row of a sink's file, whether all its roots are ACKED; None if all are.
+    """Return a mask of the rows of a sink's file without a failed root; None if no row has one.
 
     ``failed``: the roots that are not ACKED, sorted.
     """

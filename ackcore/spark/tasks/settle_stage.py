@@ -42,15 +42,16 @@ from ackcore.spark.tasks.task import (
 
 @dataclass(frozen=True)
 class SettleStage:
-    """The mapInArrow function that settles ledger rows; a partition gets all rows of its roots.
+    """The mapInArrow function that settles the ledger rows of roots and cohorts.
 
-    It returns the outcome to the driver, with the reports and receipts of tasks.
+    A partition gets all rows of its roots and cohorts. It returns their outcome to the driver, with
+    the reports and receipts of tasks.
     """
 
     spec: TaskSpec
 
     def __call__(self, batches: Batches) -> Batches:
-        """Process one partition, for mapInArrow; raises RuntimeError first if rows are missing."""
+        """Settle one partition, for mapInArrow; RuntimeError if rows were lost or came twice."""
         inbox = Inbox(SETTLE)
         for batch in batches:
             inbox.read(batch)

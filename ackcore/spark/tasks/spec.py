@@ -62,8 +62,8 @@ class TaskPlan:
 class RunPlan(TaskPlan):
     """The plan of one run, with its due retries."""
 
-    #: By spout, the due records: the columns that `state` keeps of waiting records, and the
-    #: source's columns.
+    #: By spout, the file of the due records, in the columns of `TRACKING`, of the source and, for
+    #: some spouts, of `number_of`.
     retries: Mapping[str, RowFile] = field(default_factory=dict)
     #: By ordered spout, the hashes of the keys that have a waiting record.
     blocked: Mapping[str, Int64s] = field(default_factory=dict)

@@ -205,7 +205,10 @@ def _deliver(task: Task, source: SpoutSpec, rows: AnchoredRows, bad: Mapping[int
 
 
 class Slice(NamedTuple):
-    """A part of a file with a spout's due records, or a whole file of its spilled input."""
+    """A part of a file with a spout's due records, or a whole file of its spilled input.
+
+    ``first``, ``rows``: the part's first row in the file, and its number of rows.
+    """
 
     spout: str
     file: RowFile
