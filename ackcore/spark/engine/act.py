@@ -95,7 +95,10 @@ def sink_batch(
     nonacked: Int64s,
     age_ms: int | None,
 ) -> SinkBatch:
-    """Return the rows of micro-batch ``number`` for a sink; see `SinkBatch`."""
+    """Return the rows of micro-batch ``number`` for a sink, without calling it.
+
+    ``files``: the files with the rows. ``nonacked``: the sorted roots whose rows are left out.
+    """
     return SinkBatch(
         spark=calls.spark,  # type: ignore[arg-type] # None if no sink needs one
         sink=sink.name,
@@ -115,7 +118,8 @@ def fold_tables(
 
     Raises SinkError if the fold of a table failed as often as the settings allow; the message names
     it. Raises CheckpointCorrupt if a file with rows or a segment of a table is missing or damaged.
-    Raises CheckpointInUse, Stopped or RunCancelled as in `write_to_sinks`.
+    Raises CheckpointInUse if another driver has taken over, Stopped if the query is being stopped,
+    and RunCancelled if a Spark job was cancelled from outside.
     """
     number, work = decision.number, state.runs.of(decision)
     before = state.tables.of(state.last_done) or {}
@@ -183,7 +187,8 @@ def park_dead(
 ) -> None:
     """Write a micro-batch's dead records, if any, to the dead-letter store; repeat failed calls.
 
-    Raises SinkError if all calls failed, and the other errors of `SinkCalls.insist`.
+    Raises SinkError if all calls failed, CheckpointInUse if another driver has taken over, and
+    Stopped if the query is stopped.
     """
     number, dead = decision.number, decision.all_dead
     if not dead:
@@ -301,7 +306,7 @@ _TRIED_AGAIN = 2
 
 
 def without_refused(batch: SinkBatch, refusals: Sequence[Refusal]) -> SinkBatch:
-    """Return a batch that leaves out the rows in ``refusals``; the same batch if there are none."""
+    """Return a batch that leaves out just the rows in ``refusals``; the same object if none."""
     if not refusals:
         return batch
     rows = pa.concat_tables([one.rows for one in refusals])

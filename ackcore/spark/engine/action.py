@@ -135,7 +135,7 @@ def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
 
     ``rows``: the rows of the last exchange, of the schema `ROW_SCHEMA`.  With few records a stage
     of Spark costs more time than it saves. Raises Unsettled if a task had too many rows for the
-    driver.
+    driver, RuntimeError if rows were lost or came twice.
     """
     if not len(rows):
         rows = ROW_SCHEMA.empty_table()

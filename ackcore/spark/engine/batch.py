@@ -67,7 +67,10 @@ class Groups(Protocol):
     """The consumer groups whose offsets ackcore commits for DataFrame sources."""
 
     def done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit the finished offsets after a micro-batch; return the lag by spout, in offsets."""
+        """Commit the finished offsets of a decision that is marked; return the lag by spout.
+
+        May be called again with the same decision. The lag is a number of offsets.
+        """
 
 
 class Engine:
@@ -76,7 +79,7 @@ class Engine:
     ``topology``: the topology to run. ``spark``: the session for jobs and sinks; None if neither
     needs one. ``state``: the open checkpoint. ``write_dead_letters``: writes a micro-batch's dead
     records; may be called again with the same ones. ``clock``: returns milliseconds
-    since 1970. ``pause``: waits for a number of seconds; returns whether to stop. ``jobs``: the
+    since 1970. ``pause``: waits for seconds; returns whether the query is to stop. ``jobs``: the
     Spark jobs. ``offsets``: the planned spouts, such as those that read Kafka. ``groups``: the
     consumer groups of the other spouts.
     """

@@ -144,7 +144,10 @@ def _too_many(excess: Excess, told: str, counts: Counts, found: tuple[Cause, ...
 
 
 def _added(*some: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Add up causes of one component and error type; the most frequent cause comes first."""
+    """Merge the causes of each component and error type: add their deaths; most deaths first.
+
+    The messages are those of the cause with the most deaths.
+    """
     kinds: dict[tuple[str, str], Cause] = {}
     for cause in chain.from_iterable(some):
         kind = cause.component, cause.error_type

@@ -50,9 +50,10 @@ def trailer_problems(
     reports: Sequence[Mapping[str, Any]],
     receipts: Sequence[TrailerReceipt],
 ) -> list[str]:
-    """Return a text for each task that did not report once, sent two trailers, or lacks a trailer.
+    """Return a text for each task that ended or ran twice, or lacks a trailer; [] if all agree.
 
-    A task lacks a trailer if it received none from a task that sends to it.
+    A task that ran twice has sent trailers with two fingerprints. A task lacks a trailer if it got
+    none from a task that sends to it. Missing partitions of the spout stage are one text.
     """
     ended: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
     problems = [

@@ -90,7 +90,10 @@ class ClosedRows(PlannedRows):
         return found
 
     def mended(self, plan: Plan) -> Plan:
-        """Return the plan with the rows for spouts that were added to the topology after it."""
+        """Return the plan with the rows of spouts that joined the topology after it was made.
+
+        A changed plan has no suspects. Without such spouts, return the same object.
+        """
         offsets = {**self.plan(plan.number, self._state.plan(plan.parent)), **plan.offsets}
         if offsets.keys() == plan.offsets.keys():
             return plan

@@ -33,7 +33,7 @@ def held_copies(
     """Let due records continue to wait while an earlier record of their key waits.
 
     Returns the retries, divided anew into due and waiting ones; and by spout, the sorted hashes of
-    the keys of which a record waits and none is due.
+    the keys of which a record waits and none is due. ``spouts``: the names of those with ``dedup``.
     """
     due, rest, waiting = dict(retries.due), retries.rest, {}
     for spout in spouts:

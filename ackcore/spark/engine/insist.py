@@ -63,7 +63,7 @@ class Failed(Exception):
 
 @dataclass(eq=False, repr=False)
 class SinkCalls:
-    """The calls of a sink, or of the dead-letter store, for one micro-batch.
+    """The calls of sinks, table folds and the dead-letter store for one micro-batch.
 
     ``spark``: the session of their Spark jobs, or None. ``number``: the micro-batch's number.
     ``settings``: the number of attempts, and the longest pause.

@@ -59,9 +59,9 @@ _READ_HERE = 1 << 25
 def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) -> FailedRows:
     """Read the failed records of a run again, and decide for each whether it waits or is dead.
 
-    That is decided where a record is read, in a task or in the driver. Raises RuntimeError if a
-    record cannot be found any more. Raises ResultsTooLarge if there are so many records that Spark
-    does not return their ids to the driver.
+    A task, or the driver, decides on a record when it reads it. Raises RuntimeError if a record
+    cannot be found any more. Raises ResultsTooLarge if there are so many records that Spark does
+    not return their ids to the driver.
 
     ``accepted``: the result of the run. ``failed``: the roots and reasons of the failed records, of
     the schema `FAILED`, perhaps with `ORDER` and `DEDUP_KEY`. ``rules``: the settings and times

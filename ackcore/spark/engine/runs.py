@@ -150,8 +150,9 @@ class Runs:
         count while planned rows cannot be read.  ``inputs`` are the new rows, except those that the
         plan names; ``watch`` receives the times of run and check; ``is_new`` is False for a plan
         that an earlier driver recorded; ``raised`` has the exceptions of signal handlers, see
-        `cancelling`.  Raises `RunFailed` after ``max_runs`` runs without progress, and
-        `RunCancelled`, `StateError`, `Stopped` and the last of ``raised`` as `Engine.process` does.
+        `cancelling`.  Raises `RunFailed` after ``max_runs`` runs without progress, or if another
+        run cannot succeed, `RunCancelled` if its Spark job was cancelled from outside, `StateError`
+        if the checkpoint fails, `Stopped` if the query is stopped, and the last of ``raised``.
         """
         in_vain, handled = 0, sys.exception()
         wrong: str | None = None  # Spark's name of the last run's error about a value
@@ -234,9 +235,9 @@ class Runs:
     def _may_run_again(
         self, plan: Plan, runs: int, error: Exception, handled: BaseException | None
     ) -> Exception | None:
-        """Raise if another run cannot succeed; return the error of a damaged file, or None.
+        """Raise if another run cannot succeed; else return the error of a damaged file, or None.
 
-        A file of the run is meant. If no record can have caused the error that is raised, the plan
+        The file is one that the run wrote. If no record can have caused the raised error, the plan
         is recorded as interrupted, so that the next start counts no crash.
         """
         if self._pause(0):

@@ -114,8 +114,8 @@ class Backlog(NamedTuple):
     """The parts of a source, such as partitions of a topic, with rows for later micro-batches."""
 
     parts: Sequence[str]
-    #: By part, whether the micro-batch reads none of its rows, and not because this part's server
-    #: alone did not answer.
+    #: By part, whether the micro-batch reads none of its rows. False if the reason is that this
+    #: part's server, and not all servers, did not answer.
     waits: Sequence[bool]
     #: By task, its ranges in order: the number of the part, or -1 if the range is of no such part,
     #: and the maximum number of rows.
@@ -176,7 +176,10 @@ class PlannedRows:
         return {}
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Report finished rows to the sources after a micro-batch; return lags by spout."""
+        """Report the rows of a marked micro-batch to the sources; return lags in offsets by spout.
+
+        It is called again for the last micro-batch after a restart.
+        """
         return {}
 
     # -- for the stream ---------------------------------------------------------------------------
@@ -201,7 +204,10 @@ class PlannedRows:
         return not self.is_through and self.has_room
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function that returns whether all rows are taken that exist at this call."""
+        """Return a function that returns whether all rows are taken that existed at this call.
+
+        This call is that of `reaching_ends`. Later rows do not count.
+        """
         return lambda: self.is_through
 
     def close(self) -> None:

@@ -41,8 +41,9 @@ def write_changes(
     """Pass changed rows of tables, and rows of closed windows, to the sinks that read them.
 
     Writes the rows to files and records these first, unless that is done. The tables of the
-    micro-batch must be recorded. The arguments are those of `write_to_sinks`, and the same errors
-    are raised; TooManyRefused if a sink refuses any row, as no record can become a dead letter.
+    micro-batch must be recorded. The arguments are those of `write_to_sinks`. Raises TooManyRefused
+    if a sink refuses any row, as no record can become a dead letter. Raises SinkError if a sink
+    failed as often as the settings allow, and the other errors of `SinkCalls.once`.
     """
     sinks = [sink for sink in topology.sinks.values() if topology.table_read(sink) is not None]
     if not sinks:
