@@ -292,10 +292,10 @@ class Odd(Table):
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        ("raises in plan", r"plan\(\) of its source raised KeyError: 'cursor'"),
+        ("raises in plan", r"plan\(\) of its source raised KeyError: 'cursor'. Remove the cause"),
         ("asks for no column", r"plan\(\) of its source raised AnalysisException: no such"),
         ("no JSON", r"plan\(\) must return a JSON value or None, got set"),
-        ("raises in read", r"read\(\) of its source raised KeyError: 'table'"),
+        ("raises in read", r"read\(\) of its source raised KeyError: 'table'. Remove the cause"),
         ("no frame", r"read\(\) must return a DataFrame of the session .*, got builtins.list"),
         ("columns", r"the source's schema, id bigint, line string; got line string, id bigint"),
     ],

@@ -76,7 +76,7 @@ class JoinedRows(PlannedRows):
         return [one for part in self._parts for one in part.inputs(plan)]
 
     def mended(self, plan: Plan) -> Plan:
-        """Return the plan without lost rows, and with the rows of added spouts, of all kinds."""
+        """Return the plan without lost rows, and with those of added spouts; or the same object."""
         for part in self._parts:
             plan = part.mended(plan)
         return plan
@@ -86,7 +86,7 @@ class JoinedRows(PlannedRows):
         return _first(part.replaced(plan) for part in self._parts)
 
     def unread(self, error: Exception) -> str | None:
-        """Return which rows could not be read if a run failed because of that alone, or None."""
+        """Return a text about the unread rows if a run failed only because of them, else None."""
         return _first(part.unread(error) for part in self._parts)
 
     def way_out(self, plan: Plan, said: str) -> str:
@@ -102,14 +102,17 @@ class JoinedRows(PlannedRows):
         return {name: one for part in self._parts for name, one in part.backlogs(plan).items()}
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Report finished rows to the sources of all kinds; return the lag of each Kafka spout."""
+        """Report finished rows to all sources; return the lag of each Kafka spout, in offsets."""
         lag: dict[str, int] = {}
         for part in self._parts:
             lag |= part.done(plan, decision)
         return lag
 
     def has_new(self) -> bool:
-        """Return whether any source needs a micro-batch; errors are raised as by `any_of`."""
+        """Return whether any source needs a micro-batch.
+
+        Raises a SourceError at once. Raises another exception only if no other source needs one.
+        """
         return any_of([part.has_new for part in self._parts])
 
     @property
@@ -123,7 +126,7 @@ class JoinedRows(PlannedRows):
         return any_of([partial(getattr, part, "is_behind") for part in self._parts])
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function that returns whether all rows that exist now are taken."""
+        """Return a function that returns whether all rows are taken that existed at this call."""
         found = [part.reaching_ends() for part in self._parts]
         return lambda: all(reached() for reached in found)
 

@@ -54,8 +54,11 @@ class DeltaSpout(DividedSource):
 
     Raises
     ------
-    TypeError, ValueError
-        If an argument is wrong; it names the argument.
+    TypeError
+        If an argument has another type.
+    ValueError
+        If ``path`` is empty or of an unsupported store, or its URL has characters that deltalake
+        takes for others; if ``starting_version`` is negative or ``max_files_per_batch`` below 1.
     ImportError
         If deltalake is not installed.
     SourceError
@@ -140,8 +143,9 @@ class DeltaSpout(DividedSource):
     def plan(self, previous: Any) -> Any:
         """Return a plan with the files that the next versions added; None without a new version.
 
-        Raises OSError if the table cannot be read at present. Raises SourceError if a version
-        deletes, updates or restores rows, or the table was created anew.
+        Raises OSError if the table cannot be read at present. Raises SourceError if the table was
+        created anew, the log lacks a version, or, without ``skip_changes``, one deletes, updates or
+        restores rows.
         """
         first = self._first if previous is None else max(previous["to"] + 1, self._first)
         try:
@@ -255,7 +259,10 @@ class DeltaSpout(DividedSource):
         }
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
-        """Return a DataFrame whose tasks read a plan's files, and add the partition columns."""
+        """Return a DataFrame whose tasks read a plan's files and add the partition columns.
+
+        The files are read when the DataFrame is used, each time anew.
+        """
         files = [(path, size) for path, size, _ in plan["files"]]
         constants = {path: values for path, _, values in plan["files"] if values}
         return read_files(

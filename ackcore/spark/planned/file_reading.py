@@ -49,11 +49,7 @@ class FileUnreadable(ValueError):
 
 @dataclass(frozen=True)
 class FileReader:
-    """A function for ``mapInArrow``: takes task numbers, returns the rows of these tasks' files.
-
-    Raises `FileUnreadable` for a file that is damaged or missing, and OSError for one that cannot
-    be reached.
-    """
+    """A function for ``mapInArrow``: takes task numbers, returns the rows of these tasks' files."""
 
     root: str  # the directory, or a bucket's URL
     tasks: tuple[tuple[str, ...], ...]  # by task, the paths of its files below ``root``
@@ -65,8 +61,8 @@ class FileReader:
     def __call__(self, batches: Batches) -> Batches:
         """Yield the rows of each task whose number is in the input.
 
-        Raises FileUnreadable if a file is missing, damaged or of another format, and OSError if
-        a repetition may reach it.
+        Raises FileUnreadable if a file is missing, damaged or of another format. Raises OSError if
+        it cannot be reached now; a repetition may help.
         """
         for batch in batches:
             for task in batch.column(0).to_pylist():
@@ -354,7 +350,7 @@ def read_files(
     tasks: int,
     constants: Mapping[str, Mapping[str, str | None]] | None = None,
 ) -> DataFrame:
-    """Return a DataFrame of the rows of files, given by path and size; see `FileReader`.
+    """Return a DataFrame of the rows of files, given by path below ``root`` and size in bytes.
 
     At most ``tasks`` tasks read them.  The same number gives the same partitions.  Rows of JSON and
     CSV also have the columns for corrupt lines (`with_corrupt`).

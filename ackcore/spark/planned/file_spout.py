@@ -187,7 +187,10 @@ class FileSpout(DividedSource):
         return {"files": files, "newest": newest, "oldest": oldest, "seen": kept}
 
     def check(self, plan: Any) -> None:
-        """Raise `SourceError` with the names of the planned files that have changed, if any."""
+        """Raise `SourceError` with the names of the planned files that have changed, if any.
+
+        Raises OSError if the files cannot be looked up at present.
+        """
         planned = [_File(*one) for one in plan["files"]]
         found = {one.name: one for one in self._now(planned)}
         changed = []
@@ -215,7 +218,7 @@ class FileSpout(DividedSource):
             )
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
-        """Return a DataFrame whose tasks read the files of a plan."""
+        """Return a DataFrame whose tasks read the files of a plan, each time that it is used."""
         files = [(one.name, one.size) for one in (_File(*each) for each in plan["files"])]
         return read_files(spark, self._root, files, self._format, self._own, plan["tasks"])
 

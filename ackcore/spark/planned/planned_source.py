@@ -177,13 +177,16 @@ class RateSpout(DividedSource):
         return f"RateSpout({self._rows}, per_s={self._per_s})"
 
     def bounded(self) -> RateSpout:
-        """Return a copy that makes no rows after the present time."""
+        """Return a copy whose `plan` ends with the rows that exist at the time of this call."""
         found, now = copy.copy(self), self._clock()
         found._clock = lambda: now
         return found
 
     def plan(self, previous: Any) -> Any:
-        """Return the next numbers that exist by now, for one micro-batch; None if there is none."""
+        """Return a plan of the next numbers that exist by now; None if there is none.
+
+        It has at most ``max_rows_per_batch`` numbers. Time counts from the first plan.
+        """
         first, now = 0, self._clock()
         if previous is not None:
             first, self._began = previous["to"], previous["began"]
@@ -203,7 +206,8 @@ class RateSpout(DividedSource):
 def any_of(looks: Sequence[Callable[[], bool]]) -> bool:
     """Return whether any function in ``looks`` returns True.
 
-    Calls them until one does. Raises a `SourceError` at once, another exception only if none does.
+    Calls them until one does. Raises a `SourceError` at once, another exception only if none
+    returns True: the first one.
     """
     errors = []
     for look in looks:

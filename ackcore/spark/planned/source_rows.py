@@ -96,7 +96,12 @@ class _Spout:
         self._planning = threading.Lock()
 
     def look(self, number: int) -> bool:
-        """Return whether the source has new rows; keep their plan. Errors name the ``number``."""
+        """Return whether the source has new rows; keep their plan for `take`.
+
+        Does not ask the source again while a kept plan is valid. ``number``: the micro-batch's, for
+        errors. Raises OSError, EOFError or an error of Spark if a repetition may help, else
+        SourceError.
+        """
         with self._planning:
             last = self.last
             if self._ahead is None or self._ahead[2] != last.last:
@@ -157,7 +162,10 @@ class _Spout:
         return plan, digest
 
     def check(self, plan: Any, number: int) -> None:
-        """Raise SourceError, or a temporary error, if the rows of a recorded plan have changed."""
+        """Raise SourceError if the rows of a recorded plan have changed.
+
+        Raises OSError, EOFError or an error of Spark if a repetition may help.
+        """
         self._called("check()", lambda: self.source.check(plan), plan, number)
 
     def _called(self, what: str, call: Callable[[], Any], plan: Any, number: int) -> Any:
@@ -187,7 +195,10 @@ class _Spout:
         return f"To continue without rows that can never be read again, run: {command}"
 
     def read(self, spark: SparkSession, plan: Any, number: int) -> InputFrame:
-        """Return the rows of a recorded plan; SourceError if the source returns other columns."""
+        """Return the rows of a recorded plan; SourceError if the source returns other columns.
+
+        Raises OSError, EOFError or an error of Spark if a repetition may help, else SourceError.
+        """
         where = f"spout {self.name!r}, micro-batch {number}"
         frame = self._called("read()", lambda: self.source.read(spark, plan), plan, number)
         is_frame = isinstance(frame, DataFrame) or is_connect(frame)
@@ -349,7 +360,10 @@ class SourceRows(PlannedRows):
     # -- for the stream ---------------------------------------------------------------------------
 
     def has_new(self) -> bool:
-        """Return whether any source has a next plan; errors are raised as by `any_of`."""
+        """Return whether any source has a next plan.
+
+        Raises a SourceError at once. Raises another exception only if no other source has one.
+        """
         return any_of([partial(one.look, self._number) for one in self._spouts])
 
     @property
@@ -359,7 +373,10 @@ class SourceRows(PlannedRows):
         return not any_of([partial(one.look, self._number) for one in open_ones])
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function that returns whether each source has had no plan in a later call."""
+        """Return a function that returns whether each source has had nothing new since this call.
+
+        This call is that of `reaching_ends`: a source must return None to a later `plan`.
+        """
         # A call that runs now may have looked already.
         before = [one.asked for one in self._spouts]
         return lambda: all(
@@ -368,9 +385,9 @@ class SourceRows(PlannedRows):
 
 
 def _raised(where: str, what: str, error: Exception) -> SourceError:
-    return SourceError(
-        f"{where}: {what} of its source raised {type(error).__name__}: {one_line(error)}"
-    )
+    said = f"{where}: {what} of its source raised {type(error).__name__}: {one_line(error)}"
+    hint = "" if isinstance(error, SourceError) else ". Remove the cause, and start again"
+    return SourceError(said + hint)
 
 
 def _shown(text: str) -> str:
