@@ -120,7 +120,7 @@ def link_file(source: Path, path: Path, *, named: bool = True) -> None:
 
     If the file system has no links, or ``path`` is on another one, the file is copied. With
     ``named=False`` the name of a link becomes durable only when the caller syncs its directory.
-    Raises StateError, and within `fenced` the exception of its check.
+    Raises StateError if ``path`` cannot be written, and within `fenced` the exception of its check.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     with writing(path):
@@ -144,7 +144,7 @@ def link_file(source: Path, path: Path, *, named: bool = True) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a directory tree, if it exists. Raises StateError if that fails."""
+    """Remove a file, a link (not its target) or a directory tree, if any; or raise StateError."""
     with writing(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -197,7 +197,7 @@ def write_batches(
     synced: bool = True,
     named: bool = True,
 ) -> str:
-    """Write a table batch by batch, as `write_table` does, and return its name.
+    """Write batches as ``<name>.<checksum>.arrow`` into a directory, and return that name.
 
     The checksum of a ``large`` table has 16 hex digits, and takes less time.  A table that is not
     ``synced`` may be lost if the machine stops.  With ``named=False`` its name becomes durable only

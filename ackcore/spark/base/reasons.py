@@ -61,7 +61,7 @@ KILLED_WORKER = Reason(ENGINE, "KilledWorker", "killed its worker", final=True)
 
 
 def null_message_id(spout: str, columns: Sequence[str]) -> Reason:
-    """Return the reason, which is final, of a record with a null in a column of its message id."""
+    """Return the reason, which is final, of a record whose message id is null in all columns."""
     names = ", ".join(columns)
     text = f"its message id, {names}, is null; drop such records in the source, or give them an id"
     return Reason(spout, "NullMessageId", text, final=True)

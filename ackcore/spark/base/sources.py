@@ -44,7 +44,7 @@ def _kept(spout: Spout, schema: pa.Schema) -> pa.Schema:
 
 
 def kept_schemas(schemas: Mapping[str, pa.Schema], topology: Any) -> dict[str, pa.Schema]:
-    """Return the schemas of waiting records: those of the sources, with the column of `number_of`.
+    """Return the source's columns of waiting records by spout, with that of `number_of`, if any.
 
     ``schemas``: the sources' schemas by spout. ``topology``: the topology with the spouts.
     """
@@ -65,7 +65,7 @@ def number_of(spout: Spout) -> str | None:
 
 
 def streams_in(frame: DataFrame) -> list[Any]:
-    """Return the leaves of a DataFrame's plan that are streams, in order."""
+    """Return the Java leaves of a classic DataFrame's plan that are streams, in their order."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     nodes = (leaves.apply(i) for i in range(leaves.size()))
     return [node for node in nodes if node.isStreaming()]

@@ -97,7 +97,7 @@ def repartition_by_id(frame: DataFrame, n: int, column: str) -> DataFrame:
 
 
 def repartition_by_key(frame: DataFrame, n: int, column: str) -> DataFrame:
-    """Return a frame in ``n`` partitions, by ``column``, through Spark's hash; for before 4.1."""
+    """Return a frame in ``n`` partitions; ``column`` has each row's, 0 to n - 1. For before 4.1."""
     return frame.repartition(n, sql.expr(f"{_keys_sql(n)}[{column}]"))
 
 
@@ -211,7 +211,7 @@ def arrow_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[.
 
 
 def pandas_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
-    """Turn a function of Arrow integers, or of arrays of them, into one of Columns, by pandas."""
+    """Turn a function of Arrow integers, or of lists of them, into one of Columns, by pandas."""
 
     def on_series(*columns: Any) -> Any:
         return compute(*map(_from_pandas, columns)).to_pandas()

@@ -103,9 +103,9 @@ def check_workers(spark: SparkSession) -> None:
 
 
 def _answers(spark: SparkSession, python: str) -> set[WorkerReport] | None:
-    """Run the job of `ask` at most twice; None if it failed for another reason than the Python.
+    """Run the job of `ask`, at most twice; log a warning and return None if it does not succeed.
 
-    That is logged. Raises WorkerPythonError if Spark cannot start the workers' Python.
+    Raises WorkerPythonError at once if Spark cannot start the workers' Python.
     """
     for may_pass in (True, False):
         try:

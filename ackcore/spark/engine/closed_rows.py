@@ -118,7 +118,7 @@ class ClosedRows(PlannedRows):
 
     @property
     def is_through(self) -> bool:
-        """Whether the last micro-batch closed no window."""
+        """Whether the last micro-batch closed no window that a bolt or a table reads."""
         return self._is_read
 
 

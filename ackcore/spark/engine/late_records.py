@@ -78,7 +78,7 @@ class ReadRecords:
     def bounds(self, roots: Int64s, watermarks: WindowWatermarks) -> Int64s:
         """Return, for each root, the event time up to which windows were closed to its record.
 
-        It is in milliseconds since 1970. A row of the root is late if its window ends until then.
+        It is in milliseconds since 1970. A row is late if its window ends then or earlier.
         """
         found = np.full(len(roots), max(watermarks.reached, watermarks.closed))
         for tried, first_ms in self._retried(roots, FIRST_MS):

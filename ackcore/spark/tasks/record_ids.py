@@ -120,7 +120,10 @@ class SpoutSpec:
         return edge_ids(self.key, hash_columns(columns, len(batch)), "claim", 0, 0)
 
     def lacks_message_id(self, batch: pa.RecordBatch) -> Bools | None:
-        """Return which records, but not corrupt lines, have only null message ids; None if none."""
+        """Return a mask of records with nulls in all columns of the message id; None if none has.
+
+        Corrupt lines are not among them.
+        """
         columns = [batch.column(name) for name in self.message_id]
         if columns and CORRUPT_REASON in self.schema.names:
             columns.append(batch.column(CORRUPT_REASON))  # a corrupt line fails for that reason

@@ -150,7 +150,10 @@ class Task:
             self.chunks.forget_closed()
 
     def judge(self, some: SourceRecords, chunk: Chunk) -> None:
-        """Decide if failed records of a processed chunk wait or are dead; nothing without rules."""
+        """Decide if failed records of a processed chunk wait or are dead.
+
+        Without rules do nothing: the failed records are read again.
+        """
         if not self._judges:
             return
         named: list[pa.Table] = []
