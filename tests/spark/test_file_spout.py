@@ -480,7 +480,7 @@ def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data
         ("json", b'{"id": 1, "n": "x"} 2', "JSON parse error: Column(/n) changed from number to "),
         ("json", b'{"id": 1, "n": {"a": "\\ud800"}}', r'column n must be int32, got {"a": "\ud800'),
         ("json", b'{"id": 1, "n": %b' % (b"[" * 99_999), "JSON parse error: Column(/n) changed"),
-        ("json", b'{"n": 1}', "column id has nulls, and its schema allows none"),
+        ("json", b'{"n": 1}', "column id has nulls, and its schema allows none; declare it n"),
         ("json", b'{"id": 1, "n": 7, "t": "caf\xe9"}', "Failed to convert JSON to timestamp[us]"),
         ("json", b'{"id": 1, "s": "caf\xe9"}', "column s: Invalid UTF8 sequence"),
         ("json", b"[1]", "the line must be a JSON object, got array"),
@@ -533,7 +533,7 @@ def test_columns_that_occur_twice_or_not_at_all_are_refused(folder):
     put(folder, "twice.csv", 10, b"id,name,id\n1,a,2\n")
     put(folder, "none.csv", 10, b"1,a\n2,b\n")
     for format in ("parquet", "csv"):
-        for kind, words in (("twice", "has the column id 2 times"), ("none", "none of the col")):
+        for kind, words in (("twice", "the column id 2 times; rename"), ("none", "none of the")):
             spout = FileSpout(folder, format, ROWS, glob=f"{kind}.{format}")
             with pytest.raises(FileUnreadable, match=f"{kind}.{format} cannot be .* {words}"):
                 read(spout, spout.plan(None))
@@ -800,7 +800,7 @@ def test_numbers_come_at_their_rate_and_end():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "RateSpout must have rows or per_s"),
+        ({}, r"must have rows or per_s, got neither; RateSpout\(100\)"),
         ({"rows": -1}, "rows must be"),
         ({"per_s": 0}, "per_s must be"),
         ({"rows": 1, "max_rows_per_batch": 0}, "max_rows_per_batch must be"),

@@ -36,7 +36,10 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
                 "batch id) can write to any store"
             )
         if rest.startswith("//") and not rest.startswith("///"):
-            raise ValueError(f"{argument} must name no host; write file:///path")
+            raise ValueError(
+                f"{argument} must name no host, got a file: URI with one: ackcore uses files of "
+                "this machine and its mounts only; write file:///path"
+            )
         text = rest[2:] if rest.startswith("//") else rest
     try:
         os.fsencode(text)

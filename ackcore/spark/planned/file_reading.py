@@ -140,7 +140,9 @@ class FileReader:
             )
         for name in found:
             if names.count(name) > 1:
-                raise ValueError(f"the file has the column {name} {names.count(name)} times")
+                raise ValueError(
+                    f"the file has the column {name} {names.count(name)} times; rename all but one"
+                )
         return found
 
     def _check_path(self, file: str, has: Callable[[str], object]) -> None:
@@ -193,7 +195,10 @@ class FileReader:
             mark = b""
             yield from self._of_lines(lines)
             if len(rest) > _LINE_BYTES:
-                raise ValueError(f"the file has a line of more than {_LINE_BYTES} bytes")
+                raise ValueError(
+                    f"the file has a line of more than {_LINE_BYTES} bytes, the most that a task "
+                    "reads; divide the line"
+                )
         if rest:
             yield from self._of_lines([rest])
 
@@ -220,7 +225,9 @@ class FileReader:
         ]
         for one, column in zip(self.schema, columns, strict=True):
             if column.null_count and not one.nullable:
-                raise ValueError(f"column {one.name} has nulls, and its schema allows none")
+                raise ValueError(
+                    f"column {one.name} has nulls, and its schema allows none; declare it nullable"
+                )
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _cast(self, column: pa.Array, field: pa.Field) -> pa.Array:

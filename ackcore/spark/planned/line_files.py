@@ -231,7 +231,7 @@ class CsvFile(LineFile):
         blank = _BLANK.match(text)
         self._first = 0 if blank is None else blank.end()
         if self._first == len(self.content):
-            raise ValueError("the file has no header")
+            raise ValueError("the file has no header: its first line must name the columns")
         self._first = next(self._ends())
         header = pa.BufferReader(self._bytes(0, self._first) + b"\n")  # it may be the last line
         self.names = csv.read_csv(header).column_names

@@ -166,7 +166,9 @@ class RateSpout(DividedSource):
         clock: Callable[[], float] = time.time,
     ) -> None:
         if rows is None and per_s is None:
-            raise ValueError("RateSpout must have rows or per_s, got neither")
+            raise ValueError(
+                "RateSpout must have rows or per_s, got neither; RateSpout(100) ends after 100 rows"
+            )
         self._rows = count_or_none(rows, "rows", 0)
         self._per_s = None if per_s is None else positive(per_s, "per_s", unit="rows a second")
         self._most = as_count(max_rows_per_batch, "max_rows_per_batch", 1)
