@@ -177,7 +177,7 @@ class Ledger:
 
     @property
     def capacity(self) -> int:
-        """The number of entries that there is room for now."""
+        """The number of entries that there is room for now, the present ones included."""
         return max(self._options.capacity, len(self._pending))
 
     @property

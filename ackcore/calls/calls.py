@@ -145,7 +145,8 @@ class Calls(Generic[Item, Value]):
             raise RuntimeError("this Calls is closed; create another one")
         if self._running:
             raise RuntimeError(
-                "another run of this Calls is not over; read its outcomes to the end, or close it"
+                "another run of this Calls is not over; read its outcomes to the end, or create "
+                "another Calls"
             )
 
     async def _in_thread(self, *arguments: Any) -> Any:

@@ -220,9 +220,9 @@ class Cluster:
         """Return the first offset and the end of each partition.
 
         With ``isolation.level=read_committed``, the default, the end is the last stable offset, or
-        the position if a reader of uncommitted records has read further. Errors of brokers do not
-        raise: they are failures in the result. ``positions``: the next offset to read of
-        partitions, where known.
+        the position, at most the end of the log, if a reader of uncommitted records has read
+        further. Errors of brokers do not raise: they are failures in the result. ``positions``: the
+        next offset to read of partitions, where known.
         """
         keys = _keys(partitions)
         lows = self._offsets(keys, _EARLIEST)

@@ -92,7 +92,10 @@ def has_order(kind: pa.DataType) -> bool:
 
 
 def _ordinals(column: pa.Array) -> Int64s:
-    """Return an integer for each value, which compare as the values do; arbitrary for nulls."""
+    """Return an integer for each value; within this column they compare as the values do.
+
+    NaN is the largest, and -0.0 equals 0.0. The integers of nulls are arbitrary.
+    """
     kind, n = column.type, len(column)
     types = pa.types
     if types.is_floating(kind):

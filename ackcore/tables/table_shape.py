@@ -78,7 +78,7 @@ class TableShape:
             if not isinstance(columns, list | tuple):
                 raise TypeError(
                     f"{where} value[{one!r}] must be an aggregate whose attribute columns is a "
-                    f"tuple of names, got {short_repr(columns)}"
+                    f"list or tuple of names, got {short_repr(columns)}"
                 )
             if one in keys:
                 raise ValueError(

@@ -577,7 +577,8 @@ def _refuse_foreign(source: Any, name: str) -> None:
         if kind.__module__.partition(".")[0] in _NOT_SPARK:
             raise TypeError(
                 f"source of spout {name!r} must be a DataFrame of Spark or a planned source, got "
-                f"{kind.__module__}.{kind.__qualname__}; convert it with spark.createDataFrame(...)"
+                f"{kind.__module__}.{kind.__qualname__}; pass "
+                "spark.createDataFrame(...) of a pandas.DataFrame instead"
             )
 
 
@@ -587,8 +588,9 @@ def _columns_of(source: Any, spout: str) -> tuple[str, ...]:
     names = tuple(columns) if named else (None,)
     if not all(isinstance(name, str) for name in names):
         raise TypeError(
-            f"source of spout {spout!r} must be a DataFrame, whose .columns are names, "
-            f"got {type(source).__name__}; create one with spark.createDataFrame(...)"
+            f"source of spout {spout!r} must be a DataFrame or an instance of a planned source, "
+            f"whose .columns are names, got {type(source).__name__}; create a DataFrame with "
+            "spark.createDataFrame(...)"
         )
     return names
 

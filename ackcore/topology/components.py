@@ -156,7 +156,8 @@ class BatchOutput(Protocol):
             or the columns in the schema's order. A column is an Arrow array, a numpy array, or
             a sequence of values. A column of another type is cast if the cast is lossless, that is
             if casting back gives equal values; otherwise it is refused. Numbers are not cast to
-            times, dates not to timestamps, and times without a zone not to times with one.
+            times, dates not to timestamps, and times without a zone not to times with one. Numpy
+            arrays are copied, but the memory behind an Arrow array must not change afterwards.
         parents : array-like of int, list of lists, or None
             The rows of the input batch that the tuples are anchored to: a row number for each
             tuple, or a list of them for each (an Arrow list array, or lists). None leaves all

@@ -332,8 +332,9 @@ class _Compiler:
             found = None
         time = text.removesuffix(zone or "") if found else "2026-01-31 12:00:00"
         raise UnsupportedSql(
-            f"{name.upper()} {text!r} is not supported; write TIMESTAMP '{time}{zone or 'Z'}' for "
-            f"a column with a time zone, or TIMESTAMP_NTZ '{time}' for one without"
+            f"{name.upper()} {text!r} must be a date and time, with a time zone for TIMESTAMP and "
+            f"without one for TIMESTAMP_NTZ; write TIMESTAMP '{time}{zone or 'Z'}' for a column "
+            f"with a time zone, or TIMESTAMP_NTZ '{time}' for one without"
         )
 
     # -- logic ------------------------------------------------------------------------------------

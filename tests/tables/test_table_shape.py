@@ -113,11 +113,11 @@ class Greedy(Short):
         ("k", {"n": min_of("m")}, "must read a column of numbers, times, booleans, text or"),
         ("k", {"n": first("m", "v")}, "bytes, got 'm' of map<string, int8>; name another c"),
         ("k", {"n": first("v", "o")}, "must have a type that can be stored, got 'o' of"),
-        ("k", {"n": own(columns="v")}, "attribute columns is a tuple of names, got 'v'"),
+        ("k", {"n": own(columns="v")}, "attribute columns is a list or tuple of names, got 'v'"),
         (
             "k",
             {"n": own(columns=iter(["v"]))},
-            "attribute columns is a tuple of names, got <list_iter",
+            "attribute columns is a list or tuple of names, got <list_iter",
         ),
         (
             "k",

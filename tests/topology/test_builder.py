@@ -215,14 +215,14 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         ),
         (
             lambda b, m: b.spout("s", [1, 2]),
-            "source of spout 's' must be a DataFrame, whose .columns are names, got list; create "
-            "one with spark.createDataFrame",
+            "source of spout 's' must be a DataFrame or an instance of a planned source, whose "
+            ".columns are names, got list; create a DataFrame with spark.createDataFrame",
         ),
         (
             lambda b, m: b.spout("s", pa.table({"x": [1]})),
             "source of spout 's' must be a DataFrame of Spark or a planned source, got "
             "pyarrow.lib.Table; "
-            "convert it with spark.createDataFrame(...)",
+            "pass spark.createDataFrame(...) of a pandas.DataFrame instead",
         ),
         (
             lambda b, m: b.spout("s", Derived()),

@@ -75,8 +75,8 @@ class TopicWatch:
             return self._ask(question).result()
         except (ClusterFailed, UnknownTopics) as error:
             raise ConsumerError(
-                f"the partitions could not be listed: {error}; start the consumer again once this "
-                "is solved"
+                f"the partitions to begin could not be listed: {error}; start the consumer again "
+                "once this is solved"
             ) from None
 
     def _ask(self, question: Callable[[], list[Partition]]) -> Future[list[Partition]]:

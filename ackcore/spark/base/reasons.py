@@ -170,7 +170,7 @@ class Reasons(NamedTuple):
 
     @classmethod
     def of_texts(cls, texts: pa.Array | pa.ChunkedArray) -> Reasons:
-        """Return the reasons of a column of encoded reasons without nulls, or of a dictionary."""
+        """Return the reasons of a column of encoded reasons without nulls; also dictionaries."""
         whole = one_array(texts)
         if not pa.types.is_dictionary(whole.type):
             whole = whole.dictionary_encode()

@@ -134,9 +134,10 @@ class BatchDecision:
         return waiting | self.all_dead.files
 
     def write(self, cache: TableCache, now_ms: int) -> dict[str, Any]:
-        """Write the files of the decision, and return the decision as a JSON object to record.
+        """Write and sync the files of the decision: waiting and dead records, roots not ACKED.
 
-        ``now_ms``: the time of the plan.
+        Returns the decision as a JSON object to record. ``cache``: where the files are written.
+        ``now_ms``: the time of the plan, which is recorded.
         """
         prefix = cache.prefix_of(self.number)
         roots = self._write_nonacked(cache, prefix) if len(self.nonacked) else None

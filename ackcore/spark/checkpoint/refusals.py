@@ -62,7 +62,7 @@ class Refusals:
     def add(self, number: int, place: int, refusal: Refusal) -> None:
         """Record rows that a sink refused.
 
-        Raises CheckpointInUse if another driver has taken over, or has recorded this number.
+        Raises CheckpointInUse if another driver has taken over, or has recorded this place.
 
         ``place``: the number of refusals of the micro-batch that are recorded already.
         """

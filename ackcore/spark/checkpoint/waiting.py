@@ -229,7 +229,11 @@ def _size(rows: int) -> int:
 
 
 def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
-    """Return the parts of a spout in lists; each list is to become one segment."""
+    """Return the parts of a spout in lists, each of which is to become one segment, in any order.
+
+    Tables form one list. `_FAN` lists or more of like size and one schema are joined, except those
+    with a segment of `_LARGE` bytes.
+    """
     new = [part for part in parts if not isinstance(part, Segment)]
     groups: list[list[Part]] = [[part] for part in parts if isinstance(part, Segment)]
     groups += [new] if new else []

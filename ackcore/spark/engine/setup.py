@@ -152,7 +152,8 @@ class PlannedRows:
     def replaced(self, plan: Plan) -> str | None:
         """Return a text about rows that were replaced since the plan was made, or None.
 
-        A source that determines this itself raises SourceError instead.
+        With a text, the run does not count, and the micro-batch runs again. None may also mean that
+        the source does not answer. A source whose changed rows end the query raises SourceError.
         """
         return None
 

@@ -176,7 +176,8 @@ class PostgresRows:
     def _try_write(self, write: Callable[[], None]) -> psycopg.Error | None:
         """Call ``write`` within a savepoint.
 
-        Returns the error if PostgreSQL refused a row, None if not. Raises all other errors.
+        Returns the error if PostgreSQL refused a row, or may have done so, and None if all is
+        written. Raises all other errors.
         """
         try:
             with self._connection.transaction():

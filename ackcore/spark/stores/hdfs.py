@@ -309,7 +309,7 @@ class HdfsStore(FileSystemStore):
         """Return the answer to a request, which is repeated while a repetition may help.
 
         FileNotFoundError, FileExistsError and IsADirectoryError pass through; raises StateError if
-        no repetition helps, or none has within 90 seconds. ``how``: the verb of the message, such
+        no repetition helps, or none has within ``retry_s``. ``how``: the verb of the message, such
         as "read" or "written".
         """
         until, pause_s = time.monotonic() + self._retry_s, _PAUSES_S[0]

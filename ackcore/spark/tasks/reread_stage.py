@@ -57,7 +57,10 @@ class PieceReader(Protocol):
         """
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
-        """Yield each piece with its rows. The caller consumes the rows before the next piece."""
+        """Read pieces from the source; yield each with its rows, in any order.
+
+        The caller consumes the rows before the next piece.
+        """
 
 
 class DealtPieces(NamedTuple):
