@@ -11,7 +11,7 @@
  *     turning masks back into branches.
  *  2. A bucket is a cache line and is probed whole, so there is no walk of unpredictable length.
  *  3. Buckets are prefetched a fixed distance ahead, across blocks; in a table beyond the caches
- *     the next one too where there is overflow (PEEK_AHEAD), for the probes that go past it.
+ *     the one after a full bucket too (PEEK_AHEAD), for the probes that go past it.
  *  4. A row's bucket is probed PROBE_AHEAD rows early.  A probe begins a long chain of dependent
  *     loads, of which the out-of-order window holds two when each row starts its own.  A row that
  *     has a read-after-write hazard with a preceding row is probed when it is reached.
@@ -169,7 +169,7 @@ INLINE void prefetch_ahead(const ledger_t *ledger, const block_t *block, size_t 
     if (large) {
         const bucket_t *const near = block->buckets[row + PEEK_AHEAD];
         prefetch_far(bucket);
-        prefetch(near + (near->overflow_count != 0));
+        prefetch(near + is_full(near));
     } else
         prefetch(bucket);
     if (mode == GENERAL && ledger->cur.times) {
@@ -194,7 +194,8 @@ INLINE void probe_early(const ledger_t *ledger, block_t *block, size_t row, cons
         if (slots) {
             block->buckets[row]++;
             slots |= DISPLACED;
-        }
+        } else
+            prefetch(block->buckets[row] + 2); /* where the slow path goes on */
     }
     block->slots[row] = (uint16_t)slots;
 }

@@ -20,17 +20,23 @@ __m128i load_stamps(const bucket_t *bucket) { /* and overflow_count, which calle
     return _mm_cvtsi32_si128(word);
 }
 #endif
+/* One bit a slot: those that are free; higher bits are undefined. */
+INLINE uint32_t free_unmasked(const bucket_t *bucket) {
+#if SIMD >= 1
+    return (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(load_stamps(bucket), _mm_setzero_si128()));
+#else
+    uint32_t empty = 0;
+    for (int slot = 0; slot < SLOTS; slot++) empty |= (uint32_t)(bucket->stamps[slot] == 0) << slot;
+    return empty;
+#endif
+}
+INLINE size_t is_full(const bucket_t *bucket) { return (free_unmasked(bucket) & ALL_SLOTS) == 0; }
 /* One bit a slot: those that hold `key` (free ones never do), and those that are free; higher bits
  * are undefined. */
 INLINE void match_unmasked(const bucket_t *bucket, uint64_t key, uint32_t *match,
                            uint32_t *free_slots) {
-    uint32_t equal, empty;
-#if SIMD >= 1
-    empty = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(load_stamps(bucket), _mm_setzero_si128()));
-#else
-    empty = 0;
-    for (int slot = 0; slot < SLOTS; slot++) empty |= (uint32_t)(bucket->stamps[slot] == 0) << slot;
-#endif
+    const uint32_t empty = free_unmasked(bucket);
+    uint32_t equal;
 #if SIMD >= 3
     equal = _mm256_cmpeq_epi64_mask(_mm256_load_si256((const __m256i *)bucket->keys),
                                     _mm256_set1_epi64x((long long)key));
