@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -122,11 +122,12 @@ class _Table:
 
     __slots__ = ()
 
+    __match_args__: ClassVar[tuple[str, ...]]  # the names of the columns; dataclass sets them
     root_ids: Int64s
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Return the columns that are not None, by name and without a copy, for ``numpy.savez``."""
-        named = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
+        named = ((name, getattr(self, name)) for name in self.__match_args__)
         return {name: column for name, column in named if column is not None}
 
     def take(self, rows: Any) -> Self:
@@ -134,10 +135,11 @@ class _Table:
 
         They are in the order of ``rows``. They are copies, except those of a slice.
         """
-        return type(self)(**{name: column[rows] for name, column in self.columns().items()})
+        columns = (getattr(self, name) for name in self.__match_args__)
+        return type(self)(*(None if column is None else column[rows] for column in columns))
 
     def _lists(self) -> list[list[Any]]:
-        columns = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        columns = (getattr(self, name) for name in self.__match_args__)
         return [[None] * len(self) if column is None else column.tolist() for column in columns]
 
     def __len__(self) -> int:

@@ -20,7 +20,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -179,8 +180,10 @@ class Acker:
         """
         acker = cls(*args, **kwargs)
         checked = check_entries(entries, acker._buckets, timed=True)
-        for shard, rows in acker._split(checked.root_ids):
-            acker._shards[shard].merge(checked.take(rows))
+        order, shards = acker._split(checked.root_ids)
+        ordered = checked.take(order)
+        for shard, rows in shards:
+            acker._shards[shard].merge(ordered.take(rows))
         return acker
 
     @property
@@ -407,9 +410,11 @@ class Acker:
         else:
             parts: list[Outcomes] = []
             try:
-                for shard, rows in self._split(root_ids):
+                order, shards = self._split(root_ids)
+                ordered = [column[order] for column in checked.values()]
+                for shard, rows in shards:
                     message = getattr(self._shards[shard], method)
-                    parts.append(message(*(column[rows] for column in checked.values())))
+                    parts.append(message(*(column[rows] for column in ordered)))
             except BaseException:
                 if parts:  # these roots have left their ledgers
                     self._report(_joined(parts))
@@ -423,7 +428,7 @@ class Acker:
             return self._shards[0]
         return self._shards[acker_task(as_id(root_id, "root_id"), len(self._shards))]
 
-    def _split(self, roots: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    def _split(self, roots: npt.NDArray[np.int64]) -> _Groups:
         # numpy sorts 16-bit integers by radix sort.
         return _groups_of(acker_task(roots, len(self._shards)).astype(np.uint16))
 
@@ -445,9 +450,11 @@ class Acker:
         if self._on_outcomes is None:
             return
         errors = []
-        for task, rows in _groups_of(outcomes.tasks):
+        order, tasks = _groups_of(outcomes.tasks)
+        ordered = outcomes.take(order)
+        for task, rows in tasks:
             try:
-                self._on_outcomes(task, outcomes.take(rows))
+                self._on_outcomes(task, ordered.take(rows))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # SystemExit, and a panic of an extension, too
@@ -481,14 +488,17 @@ def _callable(given: _Given, name: str) -> _Given:
 _Table = TypeVar("_Table", Entries, Outcomes)
 
 
-def _groups_of(labels: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """Yield each distinct label, ascending, with the ascending numbers of its rows."""
-    if len(labels) == 0:
-        return
+#: The numbers of rows, sorted by label, and for each label the part of them that it has.
+_Groups = tuple[npt.NDArray[np.intp], list[tuple[int, slice]]]
+
+
+def _groups_of(labels: npt.NDArray[Any]) -> _Groups:
+    """Return the groups of rows with the same label: labels and row numbers ascend."""
     order = np.argsort(labels, kind="stable")
-    starts = np.flatnonzero(np.diff(labels[order])) + 1
-    for rows in np.split(order, starts):
-        yield int(labels[rows[0]]), rows
+    ordered = labels[order]
+    starts = (np.flatnonzero(np.diff(ordered)) + 1).tolist()
+    bounds = [0, *starts, len(labels)] if len(labels) else []
+    return order, [(int(ordered[start]), slice(start, end)) for start, end in pairwise(bounds)]
 
 
 def _joined(tables: Sequence[_Table]) -> _Table:

@@ -79,6 +79,8 @@ def jobs(rounds: int, large: bool) -> dict[str, tuple[str, dict[str, Any]]]:
         compared[f"apply by {size:,}, 100,000 in flight"] = ("apply_rows", arguments)
     arguments = {"in_flight": 100_000, "whole": True, **turns}
     compared["whole trees back to back, 100,000 in flight"] = ("apply_rows", arguments)
+    arguments = {"in_flight": 100_000, **turns}
+    compared["Acker.apply with callbacks, 100,000 in flight"] = ("apply_by_acker", arguments)
     compared["ack(), 10,000 live roots"] = ("ack_one_by_one", {"roots": 10_000})
     compared["merge and settle, 1,000,000 roots"] = ("merge_and_settle", {"roots": 1_000_000})
     return compared

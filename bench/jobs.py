@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ackcore import Acker
 from bench.contest import LedgerContestant
 from bench.streams import CALL, Stream, ledger_class, tree_stream
 
@@ -36,8 +37,10 @@ def timed(work: Callable[[], object]) -> Span:
 class Turns:
     """An aged ledger that applies the next rows of its stream, turn by turn, and checks them."""
 
-    def __init__(self, stream: Stream, rows: int, size: int) -> None:
+    def __init__(self, stream: Stream, rows: int, size: int, ledger: Any = None) -> None:
         self.contestant = LedgerContestant(stream, size=size)
+        if ledger is not None:
+            self.contestant.ledger = ledger
         self.contestant.age()
         self.length, self.at = rows, stream.aged
 
@@ -57,6 +60,12 @@ def apply_rows(
 ) -> Turns:
     """`Ledger.apply` on churning trees, or on ``whole`` ones back to back."""
     return Turns(tree_stream(in_flight, rows * turns, seed=seed, whole=whole), rows, size)
+
+
+def apply_by_acker(in_flight: int, rows: int, turns: int) -> Turns:
+    """`Acker.apply` on churning trees, with a callback for the outcomes of each spout task."""
+    acker = Acker(on_outcomes=lambda task, outcomes: None)
+    return Turns(tree_stream(in_flight, rows * turns), rows, CALL, acker)
 
 
 class Threads:
