@@ -84,8 +84,7 @@ class Acker:
         ``on_expired(entries)`` is called by `tick` with expired entries. Without it, expired
         entries are counted in `stats` and dropped.
     capacity : int, default 1024
-        The number of entries to reserve room for, in all shards together. For speed, reserve room
-        for twice the entries that you expect.
+        The number of entries to reserve room for, in all shards together.
     refresh_on_ack : bool, default False
         Whether every message moves its entry to the newest bucket, and not only FAIL and RESET.
     wait : callable, optional

@@ -87,15 +87,13 @@ pytestmark = pytest.mark.benchmark(group="apply by 8192, alone, after the contes
 
 
 def bench_limit(contest: Hold, stream: Stream, report_ratio: Report) -> None:
-    """Against the speed of memory: grown from nothing, sized up front, and for twice the roots."""
+    """Against the speed of memory: grown from nothing, and sized up front."""
     sized = LedgerContestant(stream, name="ackcore, sized up front", capacity=stream.most)
-    roomy = LedgerContestant(stream, name="ackcore, twice the room", capacity=2 * stream.most)
-    figures = contest([peers.Limit(stream), sized, roomy])
+    figures = contest([peers.Limit(stream), sized])
     bounds = LIMIT_BOUNDS.get(native_level(), {})
     bound = bounds.get(stream.in_flight)
     report_ratio(figures.label("LIMIT"), figures.ratios("LIMIT"), bound)
-    for each in (sized, roomy):
-        report_ratio(figures.label("LIMIT", each.name), figures.ratios("LIMIT", each.name))
+    report_ratio(figures.label("LIMIT", sized.name), figures.ratios("LIMIT", sized.name))
 
 
 def bench_twin(contest: Hold, stream: Stream, report_ratio: Report) -> None:
