@@ -166,13 +166,16 @@ INLINE void prefetch_ahead(const ledger_t *ledger, const block_t *block, size_t 
                            const int large) {
     const bucket_t *const bucket =
         block->buckets[row + (large ? PREFETCH_AHEAD_LARGE : PREFETCH_AHEAD)];
+    const int timed = mode == GENERAL && ledger->cur.times;
     if (large) {
         const bucket_t *const near = block->buckets[row + PEEK_AHEAD];
+        const size_t next = is_full(near);
         prefetch_far(bucket);
-        prefetch(near + is_full(near));
+        prefetch(near + next);
+        if (timed) __builtin_prefetch(&times_of(ledger, near)[next].last, 1, 3);
     } else
         prefetch(bucket);
-    if (mode == GENERAL && ledger->cur.times) {
+    if (timed) {
         const times_t *const times = times_of(ledger, bucket);
         __builtin_prefetch(times, 1, 3);
         __builtin_prefetch(&times->last, 1, 3);
@@ -397,6 +400,9 @@ INLINE size_t run_block(ledger_t *ledger, const batch_t *in, size_t start, size_
 
 /* ---- which build of the loop --------------------------------------------------------------- */
 
+INLINE int is_large(const ledger_t *ledger) {
+    return (ledger->cur.n_buckets + ledger->old.n_buckets) * sizeof(bucket_t) > LARGE_TABLE;
+}
 typedef size_t (*run_block_t)(ledger_t *, const batch_t *, size_t start, size_t n, size_t rest,
                               const outcomes_t *, size_t outcomes);
 #define BLOCK_OF(NAME, HAS_TASKS, DECIDE, MODE, LARGE) \
@@ -408,26 +414,24 @@ typedef size_t (*run_block_t)(ledger_t *, const batch_t *, size_t start, size_t 
     }
 BLOCK_OF(apply_cached, 1, 1, PLAIN, 0)
 BLOCK_OF(apply_large, 1, 1, PLAIN, 1)
-BLOCK_OF(apply_aged, 1, 1, AGED, 1)
-BLOCK_OF(apply_general, 1, 1, GENERAL, 1)
+BLOCK_OF(apply_aged, 1, 1, AGED, is_large(ledger))
+BLOCK_OF(apply_general, 1, 1, GENERAL, is_large(ledger))
 BLOCK_OF(kind_cached, 0, 1, PLAIN, 0)
 BLOCK_OF(kind_large, 0, 1, PLAIN, 1)
-BLOCK_OF(kind_aged, 0, 1, AGED, 1)
-BLOCK_OF(kind_general, 0, 1, GENERAL, 1)
+BLOCK_OF(kind_aged, 0, 1, AGED, is_large(ledger))
+BLOCK_OF(kind_general, 0, 1, GENERAL, is_large(ledger))
 BLOCK_OF(fold_cached, 1, 0, PLAIN, 0)
 BLOCK_OF(fold_large, 1, 0, PLAIN, 1)
-BLOCK_OF(fold_general, 1, 0, GENERAL, 1)
+BLOCK_OF(fold_general, 1, 0, GENERAL, is_large(ledger))
 
 static run_block_t block_for(const ledger_t *ledger, const batch_t *in, int decide) {
-    /* Row: one kind, tasks, fold.  Column: cached, large, aged, general.  The last two are built as
-     * large only, which works for any size: in a small table they prefetch further ahead than
-     * needed, and once more per row. */
+    /* Row: one kind, tasks, fold.  Column: cached, large, aged, general; the last two are built for
+     * any size. */
     static const run_block_t blocks[3][4] = {{kind_cached, kind_large, kind_aged, kind_general},
                                              {apply_cached, apply_large, apply_aged, apply_general},
                                              {fold_cached, fold_large, fold_general, fold_general}};
-    const int large = ledger->cur.n_buckets * sizeof(bucket_t) > LARGE_TABLE;
     const int general = ledger->old.n_buckets || ledger->cur.times || ledger->refresh_on_ack;
-    return blocks[in->tasks ? 1 + !decide : 0][general ? 3 : ledger->dead ? 2 : large];
+    return blocks[in->tasks ? 1 + !decide : 0][general ? 3 : ledger->dead ? 2 : is_large(ledger)];
 }
 
 #endif
