@@ -63,9 +63,8 @@ class QueryListener:
         batch_id : int
             The micro-batch.
         letters : mapping from str to pyarrow.Table
-            The dead letters by spout, in the columns of `ackcore.spark.dead_letters`: ``message_id,
-            attempts, error_type, error_message, component, first_ms, last_ms, batch_id, replays,
-            payload``.
+            The dead letters by spout, in the columns of `ackcore.spark.dead_letters`, but
+            ``spout``, ``replayed`` and ``replay_request``.
         """
 
     def on_end(self, error: BaseException | None, counts: Counts) -> None:

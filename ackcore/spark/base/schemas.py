@@ -1,11 +1,11 @@
 """The columns of waiting and dead records and of dead letters, and types that do not fit Parquet.
 
 Places of a new column of dead letters: `LETTER`, and `TRACKED` or `OF_REASON`; `Letter` in
-``dead_letters/listing.py``; the docstrings of `dead_letters` in ``dead_letters/reading.py`` and of
-`on_dead` in ``listeners.py``.  For a value that waiting records keep: `TRACKING`, and `judge` in
-``tasks/failed_rows.py``.  For a part of the reason: `REASON_TYPE`, `Reason` in
-``topology/tuples.py``, and ``base/reasons.py``.  Raise `FORMAT`: files without the column cannot
-be read.
+``dead_letters/listing.py``; the docstring of `dead_letters` in ``dead_letters/reading.py``.  For a
+value that waiting records keep: `TRACKING`, and `judge` in ``tasks/failed_rows.py``.  For a part of
+the reason: `REASON_TYPE`, `Reason` in ``topology/tuples.py``, and ``base/reasons.py``; a value that
+only the bolt's task has is set in `LedgerRows.fail`, as `judge` runs elsewhere.  Raise `FORMAT`:
+files without the column cannot be read.
 """
 
 from __future__ import annotations
