@@ -17,6 +17,7 @@ import deltalake
 from accepted_rows import WORDS, accepted, row_file, written_without_refused
 from test_delta_sink import deltalake_type, rows, started
 
+from ackcore.spark import to_delta
 from ackcore.spark.base.versions import SPARK
 
 
@@ -115,6 +116,73 @@ def test_an_empty_text_is_refused_in_a_partition_column_that_is_not_null(path, t
     table = deltalake.DeltaTable(path).to_pyarrow_table().sort_by("n")
     assert table["n"].to_pylist() == ([2] if keys == "k" else [1, 2])
     assert table["k"].null_count == len(table)
+
+
+@pytest.mark.parametrize("keys", [None, "k"])
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("a" * 253, "a" * 254),
+        ("\U0001f600" * 21 + "x", "\U0001f600" * 21 + "xy"),
+        ("/" * 84, "/" * 85),
+    ],
+)
+def test_a_text_that_is_too_long_for_a_directory_is_refused(path, tmp_path, keys, good, bad):
+    schema = pa.schema([("n", pa.int64()), ("k", pa.string())])
+    deltalake.DeltaTable.create(str(path), schema=schema, partition_by=["k"])
+    sink = started(path, schema, keys=keys)
+    some = [(0, bad, None), (1, good, None), (2, None, None), (3, bad, 10)]
+    file = row_file(tmp_path, some, schema=schema, batch=9)
+    why = "partition column 'k' cannot store a text that has more than 253 bytes in the name"
+    found = written_without_refused(sink, accepted([file]))
+    assert found == dict.fromkeys([(0, 0), (0, 3)], f"{why} of a directory")
+    assert rows(path) == [(1, good), (2, None)]
+
+
+def test_a_store_has_longer_names_of_directories(tmp_path):
+    assert to_delta("s3://b/a é")._longest_name() == 1024 - len("a%20%C3%A9") - 90
+    assert to_delta(f"file://{tmp_path}")._longest_name() == 255
+
+
+def spark_texts(**kinds):
+    """The schema of a table whose texts have these types in Spark, by column."""
+    return pa.schema(
+        pa.field(name, pa.string(), metadata={"__CHAR_VARCHAR_TYPE_STRING": kind})
+        for name, kind in kinds.items()
+    )
+
+
+@pytest.mark.parametrize("keys", [None, "c"])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_texts_are_as_long_as_spark_has_them(path, tmp_path, keys, kind):
+    """Spark writes as many spaces behind a char(n); it refuses a longer text, but for spaces."""
+    columns = spark_texts(c="char(3)", v="varchar(2)")
+    deltalake.DeltaTable.create(str(path), schema=columns)
+    schema = pa.schema([(name, kind) for name in "cv"])
+    sink = started(path, schema, keys=keys)
+    some = [("é", "ab", None), ("abcd", "a", None), ("abc", "a\u20acb", None)]
+    some += [("\U0001f600bc  ", "a    ", 10), ("a    b", None, 10), (None, "", 10), ("é ", "x", 11)]
+    file = row_file(tmp_path, some, schema=schema, batch=4)
+    said = "the text of column {!r} does not fit into {}"
+    assert written_without_refused(sink, accepted([file], nonacked=[])) == {
+        (0, 1): said.format("c", "char(3)"),
+        (0, 2): said.format("v", "varchar(2)"),
+        (0, 4): said.format("c", "char(3)"),
+    }
+    found = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    expected = [(None, ""), ("é  ", "ab"), ("é  ", "x"), ("\U0001f600bc", "a ")]
+    expected = [row for row in expected if not keys or row != ("é  ", "ab")]
+    assert sorted(((row["c"], row["v"]) for row in found), key=str) == sorted(expected, key=str)
+
+
+def test_nested_texts_of_a_limited_length_are_refused_at_the_start(path):
+    listed = pa.list_(pa.string())
+    column = spark_texts(l="array<varchar(2)>").field("l").with_type(listed)
+    table = pa.schema([column, ("n", pa.int64())])
+    deltalake.DeltaTable.create(str(path), schema=table)
+    with pytest.raises(ValueError, match=r"column 'l' of table .* is array<varchar\(2\)>, and"):
+        started(path, pa.schema([("l", listed)]))
+    started(path, pa.schema([("n", pa.int64())]))
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 
 from ackcore._arrow.record_batches import cast_column, has_type, is_list, is_text, with_fields
 from ackcore._arrow.shown import far_places, invalid_text, unfit_rows
+from ackcore._records import Int64s
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.rejects import SinkRejects
@@ -220,6 +221,23 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) ->
         reasons.append(why.drop_null())
     if sum(map(len, reasons)):
         raise batch.refuse(np.concatenate(refused), pa.chunked_array(reasons, pa.string()))
+
+
+#: The name of a column, a function that returns which of its values are unfit, and the reason.
+Unfit: TypeAlias = tuple[str, Callable[[pa.Array], pa.BooleanArray], str]
+
+
+def refuse_unfit(batch: SinkBatch, checks: Sequence[Unfit]) -> None:
+    """Raise `SinkRejects` for rows of which a value is unfit. Without checks, no row is read."""
+    refused: list[Int64s] = []
+    reasons: list[str] = []
+    for rows, numbers in batch.numbered() if checks else ():
+        for name, is_unfit, why in checks:
+            found = is_unfit(rows.column(name)).fill_null(False).to_numpy(False)
+            refused.append(numbers[found])
+            reasons += [why] * len(refused[-1])
+    if reasons:
+        raise batch.refuse(np.concatenate(refused), reasons)
 
 
 def with_spark_times(kind: pa.DataType) -> pa.DataType:

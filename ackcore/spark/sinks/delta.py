@@ -5,28 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.record_batches import cast_column, is_text
 from ackcore._error_hints import naming_arguments, naming_extra
-from ackcore._records import Int64s
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.sinks.columns import (
+    Unfit,
     check_keys,
     lacking,
     last_of_each_key,
     named_keys,
     refuse_misfits,
     refuse_same_names,
+    refuse_unfit,
     require_columns,
     spark_schema,
     texts_by_name,
@@ -113,8 +115,9 @@ def to_delta(
 
     Notes
     -----
-    A row with a null or another value that its column cannot store, or with text that is not UTF-8,
-    is refused: its record becomes a dead letter, and the other rows are written. If deltalake
+    A row with a null or another value that its column cannot store, with text that is not UTF-8 or
+    is too long for ``char(n)``, ``varchar(n)`` or the name of a partition's directory, is refused:
+    its record becomes a dead letter, and the other rows are written. If deltalake
     refuses a micro-batch for other reasons, such as a CHECK constraint, the query ends.
     """
     return DeltaSink(path, keys, storage_options)
@@ -243,10 +246,10 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         transaction.columns = self._columns_for(what, table, batch.schema())
         # deltalake cannot read statistics of dates outside of these years; of times it can.
         refuse_misfits(batch, transaction.columns, pa.types.is_date32)
-        names = [
-            name for name in table.metadata().partition_columns if name in batch.schema().names
-        ]
-        _refuse_unfit_partitions(batch, map(transaction.columns.field, names), self.keys)
+        columns = pa.schema([of for of in transaction.columns if of.name in batch.schema().names])
+        parts = [of for of in columns if of.name in table.metadata().partition_columns]
+        lengths = _length_checks(columns)
+        refuse_unfit(batch, [*lengths, *_partition_checks(parts, self.keys, self._longest_name())])
 
     def record(self, transaction: DeltaCommit, batch: SinkBatch, written: Written) -> None:
         """Add the number and the fingerprint to the properties of the commit."""
@@ -323,9 +326,9 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
     def _refuse_unwritable(self, what: str, table: DeltaTable, stream: pa.Schema) -> None:
         """Raise ValueError if each write, or each update of an existing row, would fail.
 
-        Also if the stream has a binary column by which the table is partitioned: deltalake writes
-        its values as escapes, and readers take these for the values. ``what``: the beginning of
-        the message.
+        Also if the stream has a nested column with char or varchar. Also if it has a binary column
+        by which the table is partitioned: deltalake writes its values as escapes, and readers take
+        these for the values. ``what``: the beginning of the message.
         """
         columns = pa.schema(table.schema().to_arrow())
         for name in table.metadata().partition_columns:
@@ -351,6 +354,14 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 f"{features}; write the table with Spark, in a function as sink, or create a table "
                 "without them. Delta can drop some of them (ALTER TABLE ... DROP FEATURE)"
             )
+        for field in columns:
+            if field.name in stream.names and _spark_type(field) and not _limit(field):
+                raise ValueError(
+                    f"{what}: column {field.name!r} of {self._shown} is {_spark_type(field)}, and "
+                    "ackcore checks lengths of texts only outside of nested types; change char and "
+                    "varchar in it to string (ALTER TABLE ... ALTER COLUMN ... TYPE string), or "
+                    "write the table with Spark, in a function as sink"
+                )
         unknown = re.search(r"Invalid function '(\w+)'", said)
         for use, formula, way_out in _formulas(table):
             # Otherwise deltalake would take the pattern of a date for the date.
@@ -444,6 +455,14 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             f"deltalake.Transaction({_content_of(application)!r}, {_ANY_CONTENT})]"
         )
 
+    def _longest_name(self) -> int:
+        """Return the maximum number of bytes in the name of a partition's directory."""
+        scheme, has_scheme, path = self.path.partition("://")
+        if not has_scheme or scheme in ("file", "hdfs"):
+            return 255
+        # A store limits the whole key; 90 bytes are for the name of a file and the slashes.
+        return 1024 - len(quote(path.partition("/")[2])) - 90
+
     def _open(self) -> DeltaTable:
         table: DeltaTable = _deltalake().DeltaTable(self.path, storage_options=self._options)
         return table
@@ -475,41 +494,69 @@ def _fingerprint(number: int, content: str) -> int:
     return (int.from_bytes(digest.digest(), "big") >> 1) or 1
 
 
-def _refuse_unfit_partitions(
-    batch: SinkBatch, columns: Iterable[pa.Field], keys: Container[str]
-) -> None:
-    """Raise `SinkRejects` for values that the table's partition columns cannot store.
+def _length_checks(columns: pa.Schema) -> Iterator[Unfit]:
+    """Yield a check for each column of char(n) or varchar(n), whose trailing spaces do not count.
+
+    Delta stores such a column as text, and deltalake accepts texts of any length.
+    """
+    for field in columns:
+        if limit := _limit(field):
+
+            def is_longer(column: pa.Array, n: int = int(limit["n"])) -> pa.BooleanArray:
+                return pc.greater(pc.utf8_length(pc.utf8_rtrim(column.cast("string"), " ")), n)
+
+            why = f"the text of column {field.name!r} does not fit into {limit[0]}"
+            yield field.name, is_longer, why
+
+
+def _partition_checks(
+    columns: Iterable[pa.Field], keys: Container[str], longest: int
+) -> Iterator[Unfit]:
+    """Yield the checks for values that the table's partition columns cannot store.
 
     Readers take an empty text for a null, so it is refused in keys and in columns without nulls.
     deltalake 1.6 commits ``0.-5`` for the decimal -0.05, and then nobody can read the table.
+    ``longest``: the maximum number of bytes in the name of a partition's directory.
     """
-    checks: list[tuple[pa.Field, Callable[[pa.Array], pa.Array], str]] = []
     for field in columns:
+        why = f"partition column {field.name!r} cannot store "
         if pa.types.is_decimal(field.type):
-            checks.append((field, _is_negative_fraction, "a negative decimal with a fraction"))
-        elif is_text(field.type) and (field.name in keys or not field.nullable):
-            checks.append((field, _is_empty, "an empty text"))
-    refused: list[Int64s] = []
-    reasons: list[str] = []
-    for rows, numbers in batch.numbered() if checks else ():
-        for field, is_unfit, what in checks:
-            found = is_unfit(rows.column(field.name).cast(field.type)).to_numpy(False)
-            refused.append(numbers[found])
-            why = f"partition column {field.name!r} cannot store {what}"
-            reasons += [why] * len(refused[-1])
-    if reasons:
-        raise batch.refuse(np.concatenate(refused), reasons)
+            is_unfit = partial(_is_negative_fraction, kind=field.type)
+            yield field.name, is_unfit, f"{why}a negative decimal with a fraction"
+        elif is_text(field.type):
+            if field.name in keys or not field.nullable:
+                yield field.name, _is_empty, f"{why}an empty text"
+            most = longest - len(f"{field.name}=".encode())
+            long = f"{why}a text that has more than {most} bytes in the name of a directory"
+            yield field.name, partial(_has_long_name, most=most), long
 
 
-def _is_negative_fraction(column: pa.Array) -> pa.Array:
+def _is_negative_fraction(column: pa.Array, kind: pa.DataType) -> pa.BooleanArray:
     # Arrow's floor and comparison with 0 fail for some precisions and scales.
-    values = column.unique().drop_null().to_pylist()
+    values = column.cast(kind).unique().drop_null().to_pylist()
     bad = [one for one in values if one < 0 and one != one.to_integral_value()]
-    return pc.is_in(column, pa.array(bad, column.type))
+    return pc.is_in(column.cast(kind), pa.array(bad, kind))
 
 
-def _is_empty(column: pa.Array) -> pa.Array:
-    return pc.equal(pc.binary_length(column), 0).fill_null(False)
+def _is_empty(column: pa.Array) -> pa.BooleanArray:
+    return pc.equal(pc.binary_length(column.cast("string")), 0)
+
+
+def _has_long_name(column: pa.Array, most: int) -> pa.BooleanArray:
+    texts = column.cast("string")
+    values = texts.filter(pc.greater(pc.binary_length(texts), most // 3)).unique().to_pylist()
+    long = [one for one in values if len(quote(one, safe="")) > most]  # as deltalake escapes it
+    return pc.is_in(texts, pa.array(long, pa.string()))
+
+
+def _limit(field: pa.Field) -> re.Match[str] | None:
+    """Return the parts ``kind`` and ``n`` of Spark's type char(n) or varchar(n), or None."""
+    return re.fullmatch(r"(?i)(?P<kind>(var)?char)\((?P<n>\d+)\)", _spark_type(field))
+
+
+def _spark_type(field: pa.Field) -> str:
+    """Return Spark's type of a column in which a type is char or varchar, else an empty text."""
+    return ((field.metadata or {}).get(b"__CHAR_VARCHAR_TYPE_STRING") or b"").decode()
 
 
 def _quoted(column: str, of: str = "") -> str:
@@ -582,9 +629,21 @@ def _rows(batch: SinkBatch, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows with the table's columns; columns that the stream lacks are null."""
     for rows in batch.record_batches():
         arrays = [
-            cast_column(rows.column(field.name), field.type)
+            _as_spark(cast_column(rows.column(field.name), field.type), field)
             if field.name in rows.schema.names
             else pa.nulls(len(rows), field.type)
             for field in columns
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+def _as_spark(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return texts as Spark writes them into a column of char(n) or varchar(n); others unchanged.
+
+    Spark cuts trailing spaces behind the limit, and fills char(n) with spaces.
+    """
+    limit = _limit(field)
+    if limit is None:
+        return column
+    cut = pc.utf8_slice_codeunits(column, 0, int(limit["n"]))
+    return cut if limit["kind"].lower() == "varchar" else pc.utf8_rpad(cut, int(limit["n"]))
