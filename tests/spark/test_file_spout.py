@@ -310,11 +310,27 @@ def gz(content):
         ("a.TXT.GZ", gz(b"one\ntwo\r\n\nlast")),
         ("bom.txt", b"\xef\xbb\xbfone\ntwo\r\n\nlast"),
         ("a.txt.zst", pa.Codec("zstd").compress(b"one\ntwo\r\n\nlast", asbytes=True)),
+        ("gz", gz(b"one\ntwo\r\n\nlast")),
+        ("a.log.1", bz2.compress(b"one\ntwo\r\n\nlast")),
+        ("a", pa.Codec("zstd").compress(b"one\ntwo\r\n\nlast", asbytes=True)),
+        ("a.txt", pa.Codec("lz4").compress(b"one\ntwo\r\n\nlast", asbytes=True)),
     ],
 )
 def test_lines_of_text_are_read_plain_and_compressed(folder, name, content):
     found = rows_in(folder, "text", None, content, name)
     assert [row["value"] for row in found] == ["one", "two", "", "last"]
+
+
+@pytest.mark.parametrize("content", [b"", b"B", b"BZh91AY", b"\x1f\x8b\n", b"(\xb5/"])
+def test_lines_that_begin_nearly_like_compressed_ones_are_text(folder, content):
+    put(folder, "a", 10, content)
+    found = FileReader(str(folder), (("a",),), "text", pa.schema([("value", pa.string())]))
+    values = [
+        one
+        for batch in found([pa.record_batch([pa.array([0])], ["id"])])
+        for one in batch.column(0)
+    ]
+    assert [one.as_buffer().to_pybytes() for one in values] == content.splitlines()
 
 
 def test_lines_that_cross_the_pieces_of_a_read_are_whole(folder, monkeypatch):
@@ -396,6 +412,7 @@ def test_rows_of_each_format_are_the_same(folder):
         ("a", b"\n" * 400_000, "csv"),
         ("a.gz", b"no gzip", "json"),
         ("a.gz", gz(b'{"id": 1}\n' * 9999)[:-20], "json"),
+        ("a", gz(b'{"id": 1}\n' * 9999)[:-20], "json"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(folder, name, content, format):
@@ -600,7 +617,11 @@ def test_a_parquet_file_whose_values_do_not_fit_the_schema_is_refused(folder, co
         rows_in(folder, "parquet", schema)
     assert f"column x is {there} in the file" in str(caught.value)
     assert f"do not fit the schema's {declared}: " in str(caught.value)
-    assert f". Declare it as {there}, and convert" in str(caught.value)
+    fits = "string" if there == pa.timestamp("ns") else there  # Spark has no nanoseconds
+    assert f". Declare it as {fits}, and convert" in str(caught.value)
+    if fits != there:
+        rows = rows_in(folder, "parquet", pa.schema([("x", pa.string())]))
+        assert [row["x"] for row in rows] == ["1970-01-01 00:00:00.000000001"]
 
 
 @pytest.mark.parametrize(
@@ -674,6 +695,24 @@ def test_times_of_every_year_are_read(folder):
     table = pa.table({"time": pa.array(times, pa.timestamp("us", "UTC"))})
     pq.write_table(table, folder / "a", use_deprecated_int96_timestamps=True)
     assert [row["time"] for row in rows_in(folder, "parquet", table.schema)] == times
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.string(), pa.int64()])
+@pytest.mark.parametrize("at", ["x", "l"])
+@pytest.mark.parametrize("time", [1, -1, 2**62 + 1])
+def test_times_of_int96_whose_nanoseconds_would_be_cut_are_refused(folder, kind, at, time):
+    """Other writers than Spark store them. The file is read if another column has them."""
+    listed, ns = pa.list_(pa.timestamp("ns")), pa.timestamp("ns")
+    good = {"x": pa.array([None, 10**18], ns), "l": pa.array([[], [5000, None]], listed)}
+    bad = {"x": pa.array([10**18, time], ns), "l": pa.array([None, [5000, time]], listed)}
+    table = pa.table({**good, at: bad[at], "n.m": [1, 2]})
+    pq.write_table(table, folder / "a", use_deprecated_int96_timestamps=True)
+    wanted = {"x": kind, "l": pa.list_(kind), "n.m": pa.int64()}
+    with pytest.raises(FileUnreadable, match=f"column {at} has times with nanoseconds"):
+        rows_in(folder, "parquet", pa.schema(wanted.items()))
+    del wanted[at]
+    if kind != pa.int64():
+        assert len(rows_in(folder, "parquet", pa.schema(wanted.items()))) == 2
 
 
 @pytest.mark.parametrize(

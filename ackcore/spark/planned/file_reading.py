@@ -32,6 +32,13 @@ LINE_FORMATS = ("json", "csv")
 FORMATS = ("text", *LINE_FORMATS, "parquet")
 #: Suffixes of compressed files, and Arrow's names of their codecs. Parquet compresses by itself.
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
+#: The first bytes of compressed content; of Brotli there are none. No text in UTF-8 begins so.
+_BEGINNINGS = {
+    "gzip": rb"\x1f\x8b\x08",
+    "bz2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)",
+    "zstd": rb"\(\xb5/\xfd",
+    "lz4": rb"\x04\x22M\x18",
+}
 #: Metadata keys of Parquet files whose old dates Spark wrote in a calendar that is Julian before
 #: 1582-10-15. Spark 2 always did so: the last key is that of Spark's version.
 _LEGACY = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
@@ -102,12 +109,19 @@ class FileReader:
                     )
                 about = file.metadata.metadata or {}
                 is_julian = _LEGACY & {*about} or about.get(_VERSION, b"").startswith(b"2.")
+                if _VERSION not in about:  # Spark has no nanoseconds
+                    _refuse_cut_times(source, file, there)
                 for batch in file.iter_batches(ROWS, columns=there):
                     if is_julian:
                         _refuse_ancient(batch)
                     yield self._fitted(batch, constants)
             return
         codec = CODECS.get(os.path.splitext(name)[1].lower())
+        if codec is None:  # a store may have compressed content under any name
+            start = source.read(10)
+            source.seek(0)
+            found = (one for one, begins in _BEGINNINGS.items() if re.match(begins, start))
+            codec = next(found, None)
         stream: Any = source if codec is None else pa.CompressedInputStream(source, codec)
         with stream:
             if self.format == "text":
@@ -245,9 +259,12 @@ class FileReader:
             said = str(error).partition("\n")[0].rstrip(".")
         if is_parsed:
             raise ValueError(f"column {field.name} has a number too large for {field.type}")
+        # Spark has no nanoseconds.
+        fits = "string" if pa.types.is_timestamp(column.type) and column.type.unit == "ns" else None
         raise ValueError(
             f"column {field.name} is {column.type} in the file, and its values do not fit the "
-            f"schema's {field.type}: {said}. Declare it as {column.type}, and convert it in a bolt"
+            f"schema's {field.type}: {said}. Declare it as {fits or column.type}, and convert it "
+            "in a bolt"
         )
 
 
@@ -264,6 +281,34 @@ def _in_other_case(wanted: pa.DataType, has: pa.DataType, within: str = "") -> I
     elif wanted.num_fields == has.num_fields:
         for at in range(wanted.num_fields):
             yield from _in_other_case(wanted.field(at).type, has.field(at).type, within)
+
+
+def _refuse_cut_times(source: Any, file: Any, names: Sequence[str]) -> None:
+    """Raise ValueError if INT96 columns of a Parquet file have parts of microseconds.
+
+    ``file``: the file, opened to read INT96 as microseconds. ``names``: the columns to check.
+    """
+    if all(file.schema.column(at).physical_type != "INT96" for at in range(len(file.schema))):
+        return
+    import pyarrow.parquet as pq  # noqa: PLC0415 - loaded where it is needed
+
+    with pq.ParquetFile(source, coerce_int96_timestamp_unit="ns") as whole:
+        kinds = [[one.schema_arrow.field(name).type for name in names] for one in (file, whole)]
+        old = [name for name, cut, not_cut in zip(names, *kinds, strict=True) if cut != not_cut]
+        both = (one.iter_batches(ROWS, columns=old) for one in (file, whole) if old)
+        for cut, not_cut in zip(*both, strict=True):
+            for name in old:
+                for us, ns in _leaves(cut[name], not_cut[name]):
+                    if us.type == ns.type:
+                        continue
+                    # Nanoseconds of most years overflow, and so does the product.
+                    numbers = pc.multiply(us.view(pa.int64()), 1000)
+                    if pc.any(pc.not_equal(numbers, ns.view(pa.int64()))).as_py():
+                        raise ValueError(
+                            f"column {name} has times with nanoseconds (INT96), which Spark does "
+                            "not have. Rewrite the file with microseconds, or with texts in their "
+                            "place"
+                        )
 
 
 def _refuse_ancient(batch: pa.RecordBatch) -> None:

@@ -59,9 +59,9 @@ class FileSpout(DividedSource):
     format : {"text", "json", "csv", "parquet"}
         The format: lines of text, a JSON object in each line, CSV with a header, or Parquet. Text
         formats may be compressed, shown by the suffix ``.gz``, ``.bz2``, ``.zst``, ``.lz4`` or
-        ``.br``. A line of JSON or CSV that cannot be read becomes a dead letter of type
-        ``CorruptRecord``, with the text of the line in the column ``_corrupt_record``. A file that
-        cannot be read ends the query; see `skip_planned`.
+        ``.br``, or, except for Brotli, by the first bytes. A line of JSON or CSV that cannot be
+        read becomes a dead letter of type ``CorruptRecord``, with the text of the line in the
+        column ``_corrupt_record``. A file that cannot be read ends the query; see `skip_planned`.
     schema : pyarrow.Schema, optional
         The columns, found by name; those that a file lacks are null. A CSV file whose header
         lacks a column and has one that is not in the schema cannot be read, because a column may be
