@@ -874,6 +874,17 @@ def test_objects_that_stand_for_directories_are_no_files(bucket, s3, s3_server):
     assert read(spout, plan) == [{"value": "a"}]
 
 
+@pytest.mark.parametrize("name", ["a//b", "/a", "a/./b", "../b"])
+def test_an_object_with_an_empty_part_in_its_name_is_named(bucket, s3, s3_server, name):
+    """obstore fails to list the whole bucket, until the object is renamed."""
+    host = http.client.HTTPConnection("127.0.0.1", s3_server.port)
+    host.request("PUT", f"/{bucket.removeprefix('s3://')}/{name}", b"a\n")
+    assert host.getresponse().status == 200
+    said = f'if a name has an empty part, .* as "some/place/{name}" has. Rename or delete'
+    with pytest.raises(ConnectionError, match=said):
+        FileSpout(bucket, "text").plan(None)
+
+
 def test_files_of_hdfs_are_planned_read_and_compared(spark, hdfs, hdfs_place):
     root = hdfs_place.removeprefix(f"hdfs://{hdfs.host}")
     hdfs_native = pytest.importorskip("hdfs_native")

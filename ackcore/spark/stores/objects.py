@@ -67,6 +67,8 @@ _answered: set[str] = set()
 #: Keys in a page of a list, and in a request to delete.
 _PAGE = 1000
 
+#: The name in obstore's error about a name that it does not accept.
+_INVALID = re.compile(r'Path ("[^"]+")')
 _STATUS = re.compile(r"status code: (\d{3})[^:]*")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _QUERY = re.compile(r"\?\S+")
@@ -284,7 +286,7 @@ class ObjectStore:
     def list_versions(self) -> Iterator[tuple[str, int, str, int]]:
         """Yield key, size in bytes, version and last change (ns since 1970) of each object.
 
-        Raises `StateError` if the bucket does not exist.
+        Raises `StateError` if the bucket does not exist, or a name has an empty part.
         """
         with self._asking(""):
             for page in self._obstore.list(self._store, None, chunk_size=_PAGE):
@@ -336,6 +338,13 @@ class ObjectStore:
                     f"correct the URL {self.url}"
                 ) from None
             raise
+        except errors.InvalidPathError as bad:
+            found = _INVALID.search(str(bad))
+            raise StateError(
+                f"{self._named(key)} cannot be {how}: obstore lists no objects if a name has an "
+                f"empty part, '.' or '..' between slashes, as {found[1] if found else told(bad)} "
+                "has. Rename or delete that object, or use another place in the bucket"
+            ) from None
         # Not chained to their causes: those repeat the server's answer.
         except (PermissionError, errors.PermissionDeniedError, errors.UnauthenticatedError) as bad:
             changes = how in ("written", "deleted")
