@@ -17,8 +17,8 @@ import deltalake
 from accepted_rows import WORDS, accepted, row_file, written_without_refused
 from test_delta_sink import deltalake_type, rows, started
 
-from ackcore.spark import to_delta
 from ackcore.spark.base.versions import SPARK
+from ackcore.spark.sinks.columns import longest_name
 
 
 @pytest.fixture
@@ -140,8 +140,8 @@ def test_a_text_that_is_too_long_for_a_directory_is_refused(path, tmp_path, keys
 
 
 def test_a_store_has_longer_names_of_directories(tmp_path):
-    assert to_delta("s3://b/a é")._longest_name() == 1024 - len("a%20%C3%A9") - 90
-    assert to_delta(f"file://{tmp_path}")._longest_name() == 255
+    assert longest_name("s3://b/a é") == 1024 - len("a%20%C3%A9") - 90
+    assert longest_name(f"file://{tmp_path}") == 255
 
 
 def spark_texts(**kinds):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import decimal
 import json
 import math
 import random
@@ -185,6 +186,17 @@ def test_a_codec_that_pyiceberg_cannot_write_is_refused(lake, files, codec):
         assert len(rows(lake)) == 4
 
 
+def test_a_codec_of_newer_versions_of_pyarrow_is_refused_or_written(lake, files):
+    """pyarrow 19 does not have it."""
+    with table(lake).transaction() as change:
+        change.set_properties({"write.parquet.compression-codec": "lz4_raw"})
+    sink = to_iceberg("shop.words", lake)
+    with contextlib.suppress(ValueError):
+        check_sink("count", sink, WORDS)
+        sink.write(accepted(files))
+        assert len(rows(lake)) == 4
+
+
 def test_a_partition_that_pyiceberg_cannot_write_is_refused(lake, monkeypatch):
     def unknown(self, source):
         raise NotImplementedError  # as UnknownTransform does
@@ -316,6 +328,79 @@ def test_keys_at_the_ends_of_their_type_are_merged_in_partitions(
         some = [(key, 10 * number + at, None) for at, key in enumerate(keys)]
         sink.write(accepted([row_file(tmp_path, some, schema=schema)], number))
         assert numbers(lake, "shop.ends") == [n for _, n, _ in some]
+
+
+DECIMAL = pa.decimal128(38, 2)
+
+
+@pytest.mark.parametrize("keys", [None, "k"])
+@pytest.mark.parametrize(
+    ("transform", "kind", "good", "bad"),
+    [
+        (TruncateTransform(10), DECIMAL, [-(10**38) + 10, 10**38 - 1], [-(10**38) + 1]),
+        (TruncateTransform(2000), pa.decimal128(3, 2), [0, 999], [-1, -999]),
+        (TruncateTransform(1), DECIMAL, [-(10**38) + 1], []),
+        (IdentityTransform(), pa.string(), ["a" * 250, "/" * 83], ["a" * 251, "/" * 84]),
+        (TruncateTransform(85), pa.string(), ["a" * 900], ["é" * 900]),
+        (IdentityTransform(), pa.binary(), [b"\xff" * 9], [b"\xff" * 99]),
+        (BucketTransform(4), pa.string(), ["a" * 900], []),
+    ],
+    ids=str,
+)
+def test_rows_that_a_partition_cannot_store_are_refused(
+    lake, tmp_path, monkeypatch, keys, transform, kind, good, bad
+):
+    """A truncated number may have too many digits, and a text may be too long for a directory."""
+    values = [*good, *bad]
+    if pa.types.is_decimal(kind):
+        values = [decimal.Decimal(one).scaleb(-2, decimal.Context(prec=99)) for one in values]
+
+    def transformed(self, source):  # without pyiceberg-core
+        def all_of(column):
+            found = [self.transform(source)(one) for one in column.to_pylist()]
+            return pa.array(found, pa.int32() if isinstance(self, BucketTransform) else kind)
+
+        return all_of
+
+    if not isinstance(transform, IdentityTransform):
+        monkeypatch.setattr(type(transform), "pyarrow_transform", transformed)
+    schema = pa.schema([("k", kind), ("n", pa.int64())])
+    create(lake, "shop.parts", schema)
+    with table(lake, "shop.parts").update_spec() as update:
+        update.add_field("k", transform, "part")
+    sink = to_iceberg("shop.parts", lake, keys=keys)
+    some = [(value, n, None) for n, value in enumerate([*values, None])]
+    batch = accepted([row_file(tmp_path, some, schema=schema, batch=9)])
+    if bad:
+        why = written_without_refused(sink, batch)
+        assert set(why) == {(0, n) for n in range(len(good), len(values))}
+        reason = "a directory's name would have more than 250 bytes"
+        if pa.types.is_decimal(kind):
+            reason = f"truncated, it does not fit into decimal({kind.precision}, 2)"
+        said = f"partition 'part' cannot store the value of column 'k': {reason}"
+        assert set(why.values()) == {said}
+    else:
+        sink.write(batch)
+    assert numbers(lake, "shop.parts") == [*range(len(good)), len(values)]
+
+
+@pytest.mark.parametrize("keys", [None, "k"])
+def test_texts_behind_which_pyiceberg_finds_no_bound_are_refused(lake, tmp_path, keys):
+    """It adds 1 to the 16th letter of the last text."""
+    struct = pa.struct([("t", pa.string())])
+    schema = pa.schema([("k", pa.string()), ("s", struct), ("n", pa.int64())])
+    create(lake, "shop.bounds", schema)
+    sink = to_iceberg("shop.bounds", lake, keys=keys)
+    long, short = "a" * 15 + "\ud7ffb", "a" * 15 + "\ud7ff"
+    some = [(short, {"t": short}, 0, None), (long, None, 1, None), ("c", {"t": long}, 2, None)]
+    some += [("\U0010ffff" * 17, None, 3, None), (None, {"t": None}, 4, None)]
+    file = row_file(tmp_path, some, schema=schema, batch=9)
+    said = "pyiceberg has no bound for the text of column {!r}, which has U+D7FF"
+    assert written_without_refused(sink, accepted([file])) == {
+        (0, 1): said.format("k"),
+        (0, 2): said.format("s"),
+    }
+    assert numbers(lake, "shop.bounds") == [0, 3, 4]
 
 
 def test_many_rows_are_merged_by_two_columns(lake, tmp_path):

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -223,8 +224,8 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) ->
         raise batch.refuse(np.concatenate(refused), pa.chunked_array(reasons, pa.string()))
 
 
-#: The name of a column, a function that returns which of its values are unfit, and the reason.
-Unfit: TypeAlias = tuple[str, Callable[[pa.Array], pa.BooleanArray], str]
+#: A column with the type to cast to, a function that returns which values are unfit, the reason.
+Unfit: TypeAlias = tuple[pa.Field, Callable[[pa.Array], pa.BooleanArray], str]
 
 
 def refuse_unfit(batch: SinkBatch, checks: Sequence[Unfit]) -> None:
@@ -232,12 +233,36 @@ def refuse_unfit(batch: SinkBatch, checks: Sequence[Unfit]) -> None:
     refused: list[Int64s] = []
     reasons: list[str] = []
     for rows, numbers in batch.numbered() if checks else ():
-        for name, is_unfit, why in checks:
-            found = is_unfit(rows.column(name)).fill_null(False).to_numpy(False)
+        for field, is_unfit, why in checks:
+            column = cast_column(rows.column(field.name), field.type)
+            found = is_unfit(column).fill_null(False).to_numpy(False)
             refused.append(numbers[found])
             reasons += [why] * len(refused[-1])
     if reasons:
         raise batch.refuse(np.concatenate(refused), reasons)
+
+
+def with_long_name(column: pa.Array, most: int, escape: Callable[[Any], str]) -> pa.BooleanArray:
+    """Return which values have more than ``most`` bytes in the name of a partition's directory.
+
+    ``column``: texts or bytes. ``escape``: returns a value as it is in such a name, in which a byte
+    has at most three.
+    """
+    some = column.filter(pc.greater(pc.binary_length(column), most // 3)).unique()
+    long = [value for value in some.to_pylist() if len(escape(value)) > most]
+    return pc.is_in(column, pa.array(long, column.type))
+
+
+def longest_name(location: str) -> int:
+    """Return the maximum number of bytes in the name of a partition's directory.
+
+    ``location``: the path or URL of the directory with the partitions.
+    """
+    scheme, has_scheme, path = location.partition("://")
+    if not has_scheme or scheme in ("file", "hdfs", "viewfs"):
+        return 255
+    # A store limits the whole key; 90 bytes are for the rest: the name of a file, and hashes.
+    return 1024 - len(quote(path.partition("/")[2])) - 90
 
 
 def with_spark_times(kind: pa.DataType) -> pa.DataType:
@@ -299,7 +324,7 @@ def _misfits(
     for field in fields:
         name = f"column {field.name!r}"
         column, wrong = rows.column(field.name), np.zeros(len(rows), np.bool_)
-        if (far := _has_wrong(column, column.type, is_far)).any():
+        if (far := has_wrong(column, column.type, is_far)).any():
             note(far, f"{name} cannot store a date or time outside of years 1 to 9999")
         if len(places := invalid_text(column)):
             note(np.isin(np.arange(len(rows)), places), f"the text of {name} is not UTF-8")
@@ -308,10 +333,10 @@ def _misfits(
         for at in unfit_rows(column, functools.partial(_is_castable, kind=field.type)):
             wrong[at] = True
         fits = ~wrong
-        wrong[fits] = _has_wrong(column.filter(pa.array(fits)), field.type, _changed_by_cast)
+        wrong[fits] = has_wrong(column.filter(pa.array(fits)), field.type, _changed_by_cast)
         if wrong.any():
             note(wrong, f"the value of {name} does not fit into {field.type}")
-        inside = _has_wrong(column, field.type, None)
+        inside = has_wrong(column, field.type, None)
         if inside.any():
             note(inside, f"the value of {name} has a null where {field.type} takes none")
     return why
@@ -321,7 +346,7 @@ def _misfits(
 _IsWrong = Callable[[pa.Array, pa.DataType], npt.NDArray[np.bool_]]
 
 
-def _has_wrong(
+def has_wrong(
     column: pa.Array, kind: pa.DataType, is_wrong: _IsWrong | None
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the values that are wrong, or in which a nested value is wrong.
@@ -332,28 +357,28 @@ def _has_wrong(
     """
     is_, have = pa.types, column.type
     if is_.is_fixed_size_list(have):
-        return _has_wrong(column.cast(pa.list_(have.value_field)), kind, is_wrong)
+        return has_wrong(column.cast(pa.list_(have.value_field)), kind, is_wrong)
     found = np.zeros(len(column), np.bool_)
     if is_.is_struct(have) and is_.is_struct(kind):
         for field in kind:
             if have.get_field_index(field.name) >= 0:
                 part = pc.struct_field(column, field.name)  # null where the struct is
-                found |= _has_wrong(part, field.type, is_wrong)
+                found |= has_wrong(part, field.type, is_wrong)
     elif is_.is_map(have) and is_.is_map(kind):
-        found = _any_has_wrong(column, column.items, kind.item_field, is_wrong)
-        found |= _any_has_wrong(column, column.keys, kind.key_field, is_wrong)
+        found = _anyhas_wrong(column, column.items, kind.item_field, is_wrong)
+        found |= _anyhas_wrong(column, column.keys, kind.key_field, is_wrong)
     elif is_list(have) and is_list(kind):
-        found = _any_has_wrong(column, column.values, kind.value_field, is_wrong)
+        found = _anyhas_wrong(column, column.values, kind.value_field, is_wrong)
     else:
         return found if is_wrong is None else is_wrong(column, kind)
     valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(False)
     return found & valid
 
 
-def _any_has_wrong(
+def _anyhas_wrong(
     column: pa.Array, values: pa.Array, field: pa.Field, is_wrong: _IsWrong | None
 ) -> npt.NDArray[np.bool_]:
-    bad = _has_wrong(values, field.type, is_wrong)
+    bad = has_wrong(values, field.type, is_wrong)
     if is_wrong is None and not field.nullable:
         bad |= values.is_null().to_numpy(False)
     before = np.concatenate(([0], np.cumsum(bad)))[column.offsets.to_numpy()]

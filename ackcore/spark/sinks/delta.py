@@ -25,6 +25,7 @@ from ackcore.spark.sinks.columns import (
     check_keys,
     lacking,
     last_of_each_key,
+    longest_name,
     named_keys,
     refuse_misfits,
     refuse_same_names,
@@ -32,6 +33,7 @@ from ackcore.spark.sinks.columns import (
     require_columns,
     spark_schema,
     texts_by_name,
+    with_long_name,
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
@@ -249,7 +251,9 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         columns = pa.schema([of for of in transaction.columns if of.name in batch.schema().names])
         parts = [of for of in columns if of.name in table.metadata().partition_columns]
         lengths = _length_checks(columns)
-        refuse_unfit(batch, [*lengths, *_partition_checks(parts, self.keys, self._longest_name())])
+        refuse_unfit(
+            batch, [*lengths, *_partition_checks(parts, self.keys, longest_name(self.path))]
+        )
 
     def record(self, transaction: DeltaCommit, batch: SinkBatch, written: Written) -> None:
         """Add the number and the fingerprint to the properties of the commit."""
@@ -455,14 +459,6 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             f"deltalake.Transaction({_content_of(application)!r}, {_ANY_CONTENT})]"
         )
 
-    def _longest_name(self) -> int:
-        """Return the maximum number of bytes in the name of a partition's directory."""
-        scheme, has_scheme, path = self.path.partition("://")
-        if not has_scheme or scheme in ("file", "hdfs"):
-            return 255
-        # A store limits the whole key; 90 bytes are for the name of a file and the slashes.
-        return 1024 - len(quote(path.partition("/")[2])) - 90
-
     def _open(self) -> DeltaTable:
         table: DeltaTable = _deltalake().DeltaTable(self.path, storage_options=self._options)
         return table
@@ -503,10 +499,10 @@ def _length_checks(columns: pa.Schema) -> Iterator[Unfit]:
         if limit := _limit(field):
 
             def is_longer(column: pa.Array, n: int = int(limit["n"])) -> pa.BooleanArray:
-                return pc.greater(pc.utf8_length(pc.utf8_rtrim(column.cast("string"), " ")), n)
+                return pc.greater(pc.utf8_length(pc.utf8_rtrim(column, " ")), n)
 
             why = f"the text of column {field.name!r} does not fit into {limit[0]}"
-            yield field.name, is_longer, why
+            yield field, is_longer, why
 
 
 def _partition_checks(
@@ -521,32 +517,25 @@ def _partition_checks(
     for field in columns:
         why = f"partition column {field.name!r} cannot store "
         if pa.types.is_decimal(field.type):
-            is_unfit = partial(_is_negative_fraction, kind=field.type)
-            yield field.name, is_unfit, f"{why}a negative decimal with a fraction"
+            yield field, _is_negative_fraction, f"{why}a negative decimal with a fraction"
         elif is_text(field.type):
             if field.name in keys or not field.nullable:
-                yield field.name, _is_empty, f"{why}an empty text"
+                yield field, _is_empty, f"{why}an empty text"
             most = longest - len(f"{field.name}=".encode())
             long = f"{why}a text that has more than {most} bytes in the name of a directory"
-            yield field.name, partial(_has_long_name, most=most), long
+            is_long = partial(with_long_name, most=most, escape=partial(quote, safe=""))
+            yield field, is_long, long
 
 
-def _is_negative_fraction(column: pa.Array, kind: pa.DataType) -> pa.BooleanArray:
+def _is_negative_fraction(column: pa.Array) -> pa.BooleanArray:
     # Arrow's floor and comparison with 0 fail for some precisions and scales.
-    values = column.cast(kind).unique().drop_null().to_pylist()
+    values = column.unique().drop_null().to_pylist()
     bad = [one for one in values if one < 0 and one != one.to_integral_value()]
-    return pc.is_in(column.cast(kind), pa.array(bad, kind))
+    return pc.is_in(column, pa.array(bad, column.type))
 
 
 def _is_empty(column: pa.Array) -> pa.BooleanArray:
-    return pc.equal(pc.binary_length(column.cast("string")), 0)
-
-
-def _has_long_name(column: pa.Array, most: int) -> pa.BooleanArray:
-    texts = column.cast("string")
-    values = texts.filter(pc.greater(pc.binary_length(texts), most // 3)).unique().to_pylist()
-    long = [one for one in values if len(quote(one, safe="")) > most]  # as deltalake escapes it
-    return pc.is_in(texts, pa.array(long, pa.string()))
+    return pc.equal(pc.binary_length(column), 0)
 
 
 def _limit(field: pa.Field) -> re.Match[str] | None:

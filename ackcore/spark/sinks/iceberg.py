@@ -6,27 +6,37 @@ import contextlib
 import itertools
 import sys
 import uuid
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote_plus
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._arrow.record_batches import has_type, is_text
 from ackcore._error_hints import naming_arguments, naming_extra
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.sinks.columns import (
+    Unfit,
     check_keys,
+    has_wrong,
     lacking,
     last_of_each_key,
+    longest_name,
     named_keys,
     refuse_misfits,
     refuse_same_names,
+    refuse_unfit,
     require_columns,
     rows_without,
     spark_schema,
+    with_long_name,
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
@@ -87,9 +97,10 @@ def to_iceberg(
 
     Notes
     -----
-    A row with a null in a required column, text that is not UTF-8, or a date or time outside the
-    years 1 to 9999 is refused: its record becomes a dead letter, and the other rows are written. If
-    another writer commits while the sink writes, the sink fails and is called again.
+    A row with a null in a required column, text that is not UTF-8 or has the unassigned letter
+    U+D7FF, a date or time outside the years 1 to 9999, or a value that a partition cannot store is
+    refused: its record becomes a dead letter, and the other rows are written. If another writer
+    commits while the sink writes, the sink fails and is called again.
     """
     return IcebergSink(table, catalog, keys)
 
@@ -137,6 +148,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         SinkUnavailable if the catalog does not answer, or the table does not exist, and ImportError
         if the table's partitions need pyiceberg-core, which is not installed.
         """
+        import pyarrow.parquet as pq  # noqa: PLC0415 - loaded where it is needed
         from pyiceberg.exceptions import NotInstalledError  # noqa: PLC0415
         from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415
         from pyiceberg.table.metadata import SUPPORTED_TABLE_FORMAT_VERSION  # noqa: PLC0415
@@ -160,12 +172,17 @@ class IcebergSink(TransactionalSink["Transaction"]):
                 "pyiceberg writes Parquet; set the table's property to parquet"
             )
         codec = table.properties.get("write.parquet.compression-codec", _CODECS[0])
-        if codec != "uncompressed" and codec.lower() not in (*_CODECS, "lz4_raw", "none"):
+        try:  # pyarrow has lz4_raw since a later version
+            codec_of_arrow = "none" if codec == "uncompressed" else codec
+            pq.write_table(
+                pa.table({"n": [1]}), pa.BufferOutputStream(), compression=codec_of_arrow
+            )
+        except (pa.ArrowException, OSError):
             raise ValueError(
                 f"{what}: table {self.table} has the codec {codec} (write.parquet.compression-codec"
                 f"), and pyiceberg writes {', '.join(_CODECS)} and uncompressed; set the table's "
                 "property to one of them"
-            )
+            ) from None
         self._check_columns(what, schema, there)
         for part in table.spec().fields:
             try:
@@ -243,7 +260,8 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """Write the rows into files that the commit adds to the table.
 
         Raises SinkRejects, before anything is written, if rows have nulls in required columns, text
-        that is not UTF-8, dates or times outside the years 1 to 9999, or times with nanoseconds.
+        that is not UTF-8, dates or times outside the years 1 to 9999, times with nanoseconds, or
+        values for which pyiceberg has no partition or no bound.
         Raises ValueError if the table's columns have changed and do not fit the stream's.
         """
         there = transaction.table_metadata.schema()
@@ -256,6 +274,8 @@ class IcebergSink(TransactionalSink["Transaction"]):
             # pyiceberg converts the values of these types to Python's.
             lambda kind: pa.types.is_date32(kind) or pa.types.is_timestamp(kind),
         )
+        partitions = _partition_checks(transaction.table_metadata, schema)
+        refuse_unfit(batch, [*_bound_checks(schema), *partitions])
         parts = (as_spark_types(each, schema) for each in batch.record_batches())
         rows = pa.Table.from_batches(parts, schema)
         if len(rows):
@@ -392,6 +412,67 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """
         hidden = [of for name, of in self._properties.items() if name not in _SHOWN]
         return [*hidden, *secrets_of(self._properties.get("uri", ""))]
+
+
+def _bound_checks(schema: pa.Schema) -> Iterator[Unfit]:
+    """Yield a check for the texts of each column, for whose beginning pyiceberg computes a bound.
+
+    It adds 1 to the last letter of the beginning, and behind U+D7FF there is no letter.
+    """
+    for field in schema:
+        if has_type(field.type, is_text):
+            why = f"pyiceberg has no bound for the text of column {field.name!r}, which has U+D7FF"
+            yield field, _has_no_bound, why
+
+
+def _has_no_bound(column: pa.Array) -> pa.BooleanArray:
+    def is_wrong(texts: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
+        if not is_text(kind):
+            return np.zeros(len(texts), np.bool_)
+        found = pc.match_substring_regex(texts, "(?s)\ud7ff.").fill_null(False)
+        return np.asarray(found.to_numpy(False))
+
+    return pa.array(has_wrong(column, column.type, is_wrong))
+
+
+def _partition_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
+    """Yield checks for values for which the table's partitions have no value or too long a name.
+
+    ``metadata``: pyiceberg's metadata of the table. ``schema``: the stream's columns.
+    """
+    there, properties = metadata.schema(), metadata.properties
+    longest = longest_name(properties.get("write.data.path", metadata.location))
+    switches = ("enabled", "partitioned-paths")
+    layout = [properties.get(f"write.object-storage.{one}") for one in switches]
+    for part in metadata.spec().fields:
+        at = schema.get_field_index(there.find_column_name(part.source_id))
+        if at < 0:  # the stream does not have the column, or it is within a struct
+            continue
+        field, kind, transform = schema.field(at), there.find_type(part.source_id), part.transform
+        why = f"partition {part.name!r} cannot store the value of column {field.name!r}"
+        if pa.types.is_decimal(field.type) and hasattr(transform, "width"):
+            is_unfit = partial(_has_more_digits, kind=kind, truncate=transform.transform(kind))
+            yield field, is_unfit, f"{why}: truncated, it does not fit into {kind}"
+        elif layout != ["true", "false"] and (
+            is_text(field.type) or pa.types.is_binary(field.type)
+        ):
+            most = longest - len(quote_plus(part.name, safe="") + "=")
+            is_unfit = partial(with_long_name, most=most, escape=_name_of(transform, kind))
+            yield field, is_unfit, f"{why}: a directory's name would have more than {most} bytes"
+
+
+def _has_more_digits(
+    column: pa.Array, kind: Any, truncate: Callable[[Any], Any]
+) -> pa.BooleanArray:
+    values = column.unique().drop_null().to_pylist()
+    bad = [one for one in values if len(truncate(one).as_tuple().digits) > kind.precision]
+    return pc.is_in(column, pa.array(bad, column.type))
+
+
+def _name_of(transform: Any, kind: Any) -> Callable[[Any], str]:
+    """Return a function that returns a value as it is in the name of a partition's directory."""
+    of = transform.transform(kind)
+    return lambda value: quote_plus(transform.to_human_string(kind, of(value)), safe="")
 
 
 def _raise_conflict() -> None:
