@@ -121,6 +121,19 @@ RAISES = """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
 RAISED = "CREATE TRIGGER t BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION refuse()"
 
 
+@pytest.mark.parametrize("keys", [None, "word"])
+@pytest.mark.parametrize("state", ["P0001", "45000", "38000"])
+def test_rows_over_which_a_trigger_raises_are_refused(on_postgres, tmp_path, keys, state):
+    """As by MySQL's SIGNAL."""
+    raises = RAISES.format(5).replace("NEW.n;", f"NEW.n USING ERRCODE = '{state}';", 1)
+    on_postgres.execute(BARE, raises, RAISED)
+    some = [("a", 1, None), ("b", 9, None), ("c", None, None)]
+    batch = on_postgres.accepted([row_file(tmp_path, some)])
+    why = test_jdbc_sink.written_without_refused(on_postgres.sink(keys=keys), batch)
+    assert {at: error.sqlstate for at, error in why.items()} == {(0, 1): state}
+    assert [word for (word,) in on_postgres.rows("word")] == ["a", "c"]
+
+
 def test_what_is_no_rows_fault_refuses_none(on_postgres, files, tmp_path):
     on_postgres.execute(BARE, RAISES.format(-1), RAISED)
     sink = on_postgres.sink()

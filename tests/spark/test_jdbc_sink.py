@@ -9,6 +9,7 @@ import shutil
 import sys
 from contextlib import suppress
 from datetime import datetime
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from ackcore.spark import SinkRejects, SinkUnavailable, dead_letters, guard, to_
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.sinks import jdbc_transaction, rejects
+from ackcore.spark.sinks import jdbc_connection, jdbc_transaction, rejects
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
 from ackcore.spark.sinks.rejects import TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
@@ -99,6 +100,33 @@ def test_a_statement_is_not_shown_in_any_language_of_the_jvm(said):
     with pytest.raises(JdbcError, match=r"Task 0.*s3cret") as raised:
         Server("jdbc:postgresql://db/shop", {}).call(fail)
     assert str(raised.value.without_values()).endswith("Task 0: a batch is refused")
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "becomes", "is_raised"),
+    [
+        ("72000", 20_000, "45000", True),
+        ("72000", 20_999, "45000", True),
+        ("72000", 21_000, "72000", False),
+        ("72000", 12_899, "22001", False),
+        ("42000", 20_001, "42000", False),
+        ("45000", 1644, "45000", True),  # MySQL's SIGNAL
+        ("HY000", 1205, "HY000", False),  # MySQL's time-out of a lock
+    ],
+)
+def test_errors_of_triggers_are_known_in_each_database(
+    monkeypatch, state, code, becomes, is_raised
+):
+    java = {"getSQLState": state, "getErrorCode": code, "getMessage": "ORA-20001: no 's3cret'"}
+    java = SimpleNamespace(**{name: lambda value=value: value for name, value in java.items()})
+    monkeypatch.setattr(jdbc_connection, "_of_database", lambda error: java)
+
+    def fail():
+        raise PySparkException("failed")
+
+    with pytest.raises(JdbcError, match="ORA-20001") as raised:
+        Server("jdbc:oracle:thin:@db", {}).call(fail)
+    assert (raised.value.sqlstate, raised.value.is_raised) == (becomes, is_raised)
 
 
 def test_the_advice_names_a_sink_as_it_is_in_the_marker_table():
@@ -243,6 +271,49 @@ def test_what_is_no_rows_fault_refuses_none(derby, files, tmp_path):
         sink.write(derby.accepted(files))
     assert derby.rows() == []
     assert not derby.has_staging()
+
+
+@pytest.fixture
+def only_numbers(derby):
+    """A table whose trigger raises an error over texts that are no numbers."""
+    function = "CREATE FUNCTION look(w VARCHAR(5)) RETURNS INT LANGUAGE JAVA PARAMETER STYLE JAVA"
+    derby.execute(
+        BARE,
+        f"{function} NO SQL EXTERNAL NAME 'java.lang.Integer.parseInt'",
+        "CREATE TRIGGER t AFTER INSERT ON words REFERENCING NEW AS one FOR EACH ROW"
+        " VALUES look(one.word)",
+    )
+    yield derby
+    derby.execute("DROP TRIGGER t", "DROP FUNCTION look")
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_rows_over_which_a_trigger_raises_are_refused(only_numbers, tmp_path, keys):
+    some = [("1", 1, None), ("x", 2, None), ("3", 3, None), ("y", 4, None)]
+    batch = only_numbers.accepted([row_file(tmp_path, some)])
+    why = written_without_refused(only_numbers.sink(keys=keys), batch)
+    assert (set(why), {error.sqlstate for error in why.values()}) == ({(0, 1), (0, 3)}, {"38000"})
+    assert only_numbers.rows() == [("1", 1), ("3", 3)]
+
+
+@pytest.mark.parametrize(("n", "tried"), [(1, 1), (2, 3), (8, 11)])
+def test_a_trigger_that_raises_over_all_of_several_rows_refuses_none(
+    only_numbers, tmp_path, monkeypatch, n, tried
+):
+    taken, asked = jdbc_transaction.JdbcTransaction._try_move, []
+
+    def counted(self, *of):
+        asked.append(of)
+        return taken(self, *of)
+
+    monkeypatch.setattr(jdbc_transaction.JdbcTransaction, "_try_move", counted)
+    monkeypatch.setattr(jdbc_transaction, "_HOPELESS", 5)
+    file = row_file(tmp_path, [("x", number, None) for number in range(n)], batch=n)
+    with pytest.raises(SinkRejects if n == 1 else SinkUnavailable):
+        only_numbers.sink().write(only_numbers.accepted([file]))
+    assert len(asked) == tried
+    assert only_numbers.rows() == []
+    assert not only_numbers.has_staging()
 
 
 def test_a_row_alone_is_refused_beside_a_column_with_a_default(derby, tmp_path):

@@ -31,6 +31,8 @@ _SHOWN = {
 _START = re.compile(r"jdbc:[\w+]+:(?:thin:|oci:)?(?://)?")
 #: Classes of SQLSTATE: values that do not fit, integrity constraints, a view's check.
 REFUSALS = ("22", "23", "44")
+#: Classes of errors that users' triggers and routines raise; P0 is PostgreSQL's.
+_RAISED = ("09", "38", "39", "45", "P0")
 _NOT_NULL = "23502"
 _LONGEST = 500
 #: The text in which PostgreSQL's JDBC driver quotes a statement with its values. Behind the name of
@@ -47,6 +49,8 @@ class JdbcError(RuntimeError):
     def __init__(self, message: str, sqlstate: str = "", shown: str | None = None) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate  # "" if it is not known
+        #: Whether a trigger or a routine of the user raised the error, over a row or over all.
+        self.is_raised = sqlstate.startswith(_RAISED)
         self.connecting = False  # whether the connection failed to open
         self.shown = message if shown is None else shown  # the message without values of rows
 
@@ -101,6 +105,8 @@ class Server:
             state, text = "", one_line(error)
             if java is not None:
                 state, text = java.getSQLState(), java.getMessage() or text
+                if state == "72000":
+                    state = _state_of_oracle(java.getErrorCode())
             # The error for a null quotes no value.
             hidden = state.startswith(REFUSALS) and state != _NOT_NULL
             shown = f"SQLSTATE {state}" if hidden else text
@@ -117,6 +123,13 @@ class Server:
 
     def _message(self, text: str) -> str:
         return f"{self.shown()}: {' '.join(self.redacted(text).split())[:_LONGEST]}"
+
+
+def _state_of_oracle(code: int) -> str:
+    """Return the SQLSTATE for an error of Oracle, which has 72000 for many."""
+    if 20_000 <= code <= 20_999:  # raise_application_error
+        return "45000"
+    return "22001" if code == 12_899 else "72000"  # the value is too large for the column
 
 
 def _of_database(error: BaseException) -> Any:

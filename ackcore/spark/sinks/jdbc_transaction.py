@@ -44,7 +44,8 @@ _ROW = "ackcore_row"
 OF_SINK = " WHERE deployment = ? AND sink = ? AND target = ?"
 #: A number above those of all rows.
 _LAST = 1 << 62
-#: The SQLSTATE class of values that do not fit; the maximum number of failed parts without success.
+#: The SQLSTATE class of values that do not fit; the number of failed parts, or of rows for which
+#: triggers raised errors, after which the search ends if no row was written.
 _UNFIT, _HOPELESS = "22", 40
 #: SQLSTATEs of a null in a NOT NULL column; some databases have one for all violated constraints.
 _OF_NULL = ("23502", "23000")
@@ -348,13 +349,14 @@ class JdbcTransaction:
 
         Raises SinkRejects if the database refuses rows, which are found by bisection. Raises the
         database's error if no row could be moved and one was refused for a null, perhaps in a
-        column that the stream lacks.
+        column that the stream lacks, or several for errors that triggers raise, perhaps over all.
         """
         error = self._try_move(wanted, keys, 0, _LAST)
         if error is None:
             return
         numbers = self._batch.all_numbers()
         refused: dict[int, JdbcError] = {}
+        raised = 0
         pending: list[tuple[int, int, JdbcError | None]] = [(0, len(numbers), error)]
         while pending:
             start, stop, why = pending.pop()
@@ -363,6 +365,9 @@ class JdbcTransaction:
                 continue
             if stop - start == 1:
                 refused[int(numbers[start])] = why
+                raised += why.is_raised
+                if raised >= _HOPELESS and not self._any_moved:
+                    raise error
                 self._check(refused)
             else:
                 middle = (start + stop) // 2
@@ -370,8 +375,9 @@ class JdbcTransaction:
         if not refused:
             return
         of_null = any(why.sqlstate in _OF_NULL for why in refused.values())
-        if of_null and not self._any_moved and any(self._others.values()):
-            raise error  # perhaps a column that the stream does not have: no row is at fault
+        of_null = of_null and any(self._others.values())
+        if not self._any_moved and (of_null or (raised and len(refused) > 1)):
+            raise error  # perhaps the table is at fault, and no row
         self.connection.rollback()
         raise self._batch.refuse(list(refused), list(refused.values()))
 
@@ -386,7 +392,7 @@ class JdbcTransaction:
         try:
             moved = self._move_some(list(wanted.values()), keys, first, last)
         except JdbcError as error:
-            if saved is None or not error.sqlstate.startswith(REFUSALS):
+            if saved is None or not (error.is_raised or error.sqlstate.startswith(REFUSALS)):
                 raise
             self.connection.rollback(saved)
             return error
