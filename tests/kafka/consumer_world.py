@@ -198,12 +198,13 @@ class World:
 
         return SimpleNamespace(partitions=partitions, watermarks=watermarks, close=lambda: None)
 
-    def truncated_at(self, settings, key, low, position, epoch, timeout_s):
-        if self.faults and self.faults[0] == "nobody says":
+    def truncations(self, settings, asked, timeout_s):
+        if asked and self.faults and self.faults[0] == "nobody says":
             self.faults.popleft()
             self.silent = True
             raise ConnectionError("nobody says")
-        return self.cluster.logs[key].truncated_at(low, position, epoch)
+        found = {key: self.cluster.logs[key].truncated_at(*of) for key, of in asked.items()}
+        return {key: offset for key, offset in found.items() if offset is not None}
 
     def began(self, client, settings, partitions, *arguments):
         """See `begin`, and the facts that a member can know of the logs that it begins to read."""
@@ -624,7 +625,7 @@ def world_of(*arguments):
         world.begin_partitions = client_thread.decide_starts
         patch.setattr(client_thread, "decide_starts", world.began)
         patch.setattr(partition_reading, "now_ms", lambda: world.now)
-        patch.setattr(partition_reading, "truncated_at", world.truncated_at)
+        patch.setattr(partition_reading, "truncations", world.truncations)
         # By the clock, of which all have one and the same.
         clock = SimpleNamespace(time_ns=lambda: world.now * 1_000_000)
         patch.setattr(partition_reading, "time", clock)

@@ -370,6 +370,39 @@ def test_partitions_that_are_out_of_range_together_are_moved_by_one_assignment(m
     assert [len(each) for each in assigned] == [20, 20]
 
 
+def test_leaders_are_asked_for_the_logs_of_all_partitions_at_once(monkeypatch, caplog):
+    """Each question takes a client. A partition without an epoch, or out of range, is left out."""
+    client, asked = Client(), []
+    client.assign = asked.append  # not expected before the pause
+    thread = thread_of(monkeypatch, client, partitions=(("t", 0),), out_of_range="latest")
+    for partition in range(20):
+        state = decode_metadata("t", partition, 12 if partition == 3 else 7, None).state
+        thread._held.assign("t", partition, 1, state)
+    thread._reading._epochs = {("t", partition): 4 for partition in range(1, 20)}
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+    first, *client.behind = [Message("t", partition, 0, error=error) for partition in range(15)]
+    client.script, client.ends = [first], (2, 10)
+
+    def truncations(settings, logs, timeout_s):
+        asked.append(logs)
+        return {("t", 5): 6}
+
+    monkeypatch.setattr(partition_reading, "truncations", truncations)
+    planned = {}
+    monkeypatch.setattr(
+        thread._reading, "_plan_other_log", lambda key, at, epoch=None: planned.update({key: at})
+    )
+    monkeypatch.setattr(thread._reading, "update_topic_ids", lambda ids: None)
+    monkeypatch.setattr(thread._reading, "_topic_ids", lambda topics: {})
+    with caplog.at_level("WARNING"):
+        thread._reading.read(busy=False)
+    assert asked == [{("t", n): (2, 7, 4) for n in range(1, 15) if n != 3}]
+    assert planned == {("t", 3): 10, ("t", 5): 6}
+    again = {("t", n) for n in range(15) if n not in (3, 5)}
+    assert set(thread._reading._read_again) == again
+    assert "t-5 was read up to offset 7, and then its log was truncated at offset 6" in caplog.text
+
+
 @pytest.mark.parametrize("case", ["new", "records done above", "too far behind", "as they were"])
 def test_all_partitions_of_an_assignment_are_asked_about_at_once(case):
     """A broker answers each question only after the fetch under way: 0.5 s, hundreds of times."""
@@ -407,14 +440,14 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
     client = Client(*(message(n, epoch=4) for n in range(3)), out_of_range(3))
     asked, answers = [], [ConnectionError("nobody says"), 1]
 
-    def truncated_at(settings, key, low, position, epoch, timeout_s):
-        asked.append((key, low, position, epoch))
+    def truncations(settings, logs, timeout_s):
+        asked.append(logs)
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return dict.fromkeys(logs, answer)
 
-    monkeypatch.setattr(partition_reading, "truncated_at", truncated_at)
+    monkeypatch.setattr(partition_reading, "truncations", truncations)
     says = "t-0 was read up to offset 3, and then its log was truncated at offset 1"
     ends = pytest.raises(ConsumerError, match=says) if policy == "fail" else nullcontext()
     with ends, consuming(monkeypatch, client, out_of_range=policy) as consumer:
@@ -425,7 +458,7 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
             wait_until(lambda: consumer.poll(9, 0.1), "the error")
         consumer.ack_many(first[:2])
         wait_until(lambda: len(asked) == 2, "leaders are asked again")
-        assert asked == [(("t", 0), 0, 3, 4)] * 2
+        assert asked == [{("t", 0): (0, 3, 4)}] * 2
         wait_until(lambda: client.committed_offset == 1, "no more than that is committed as done")
         consumer.ack(first[2])
         wait_until(lambda: client.assigned == [(0, 1)], "it is read from where it is another one")
@@ -439,10 +472,11 @@ def test_leaders_are_asked_for_the_log_of_the_last_marker_that_was_passed(monkey
     """The log ends before the marker, by the epoch of the record before, of another leader."""
     client, asked = Client(), []
 
-    def truncated_at(settings, key, low, position, epoch, timeout_s):
-        asked.append((position, epoch))
+    def truncations(settings, logs, timeout_s):
+        asked.append(logs)
+        return {}
 
-    monkeypatch.setattr(partition_reading, "truncated_at", truncated_at)
+    monkeypatch.setattr(partition_reading, "truncations", truncations)
 
     def passed():
         client.app_position, client.app_epoch = 3, 5
@@ -453,7 +487,7 @@ def test_leaders_are_asked_for_the_log_of_the_last_marker_that_was_passed(monkey
         wait_until(lambda: client.committed_offset == 3, "the marker is passed")
         client.script.append(out_of_range(3))
         wait_until(lambda: asked, "leaders are asked")
-    assert asked == [(3, 5)]
+    assert asked == [{("t", 0): (0, 3, 5)}]
 
 
 def test_what_came_with_the_error_is_not_lost_with_what_was_deleted(monkeypatch):

@@ -20,7 +20,7 @@ from ackcore.kafka.consumer.consumer_starts import WAY_OUT, AssignedStart
 from ackcore.kafka.consumer.held_partition import Key
 from ackcore.kafka.consumer.held_records import TOO_FAR_BEHIND, HeldRecords
 from ackcore.kafka.kafka_errors import ConsumerError, OffsetsOutOfRange, is_fatal
-from ackcore.kafka.truncations import truncated_at
+from ackcore.kafka.truncations import truncations
 from ackcore.retry import capped_doubling
 
 _log = logging.getLogger(__name__)
@@ -283,8 +283,9 @@ class PartitionReading:
         # After the records: reading continues at the last record before the error.
         lost = dict.fromkeys(_key(message) for message, error in errors if _is_out_of_range(error))
         marks = self._marks_of(lost) if lost else {}
+        truncated = self._truncations(marks) if marks else {}
         for message, error in errors:
-            self._read_error(message, error, marks)
+            self._read_error(message, error, marks, truncated)
         moved, self._moved = self._moved, {}
         self._read_from(moved)
 
@@ -333,15 +334,40 @@ class PartitionReading:
         keys = [key for key in keys if key in held and key not in self._other_logs]
         return watermarks(self._client, keys)
 
+    def _truncations(self, marks: Mapping[Key, tuple[int, int]]) -> Mapping[Key, int]:
+        """Return the offset at which the log of a partition differs from the one that was read.
+
+        Partitions without an answer are left out. ``marks``: from `_marks_of`.
+        """
+        with self._changed:
+            positions = {key: self._held.position(key) for key in marks}
+        asked = {
+            key: (low, position, self._epochs[key])
+            for key, (low, high) in marks.items()
+            if (position := positions[key]) is not None
+            and low <= position <= high
+            and key in self._epochs
+        }
+        try:
+            return truncations(self._settings.client, asked, _ASK_S)
+        except ConnectionError as error:
+            self._log.warning("%s", error)
+            return {}  # the brokers will refuse the positions again
+
     def _read_error(
-        self, message: Message, error: KafkaError, marks: Mapping[Key, tuple[int, int]]
+        self,
+        message: Message,
+        error: KafkaError,
+        marks: Mapping[Key, tuple[int, int]],
+        truncated: Mapping[Key, int],
     ) -> None:
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             return
         self.had_error = True
         if _is_out_of_range(error):
-            self._out_of_range(_key(message), marks)
+            key = _key(message)
+            self._out_of_range(key, marks, truncated.get(key))
         elif code in _UNREADABLE:
             key = _key(message)
             with self._changed:
@@ -362,10 +388,13 @@ class PartitionReading:
                 "the client reported an error, and continues: %s%s", error.str(), way_out
             )
 
-    def _out_of_range(self, key: Key, marks: Mapping[Key, tuple[int, int]]) -> None:
+    def _out_of_range(
+        self, key: Key, marks: Mapping[Key, tuple[int, int]], truncated: int | None
+    ) -> None:
         """Handle the client's error that the next offset of a partition is out of range.
 
-        The client has stopped reading the partition. ``marks``: from `_marks_of`.
+        The client has stopped reading the partition. ``marks``: from `_marks_of`. ``truncated``:
+        the partition's offset from `_truncations`, or None.
         """
         with self._changed:
             position = self._held.position(key)
@@ -375,7 +404,10 @@ class PartitionReading:
         self.ends[key] = high
         policy = self._settings.on_out_of_range
         name = f"{key[0]}-{key[1]}"
-        if low <= position <= high and not self._handle_truncation(key, low, position):
+        if truncated is not None:
+            self._read_truncated(key, position, truncated)
+            return
+        if low <= position <= high:
             if position == low:  # no record below is left to compare epochs with
                 self._epochs.pop(key, None)
             self._resets[key] = times = self._resets.get(key, 0) + 1
@@ -386,8 +418,6 @@ class PartitionReading:
                 *(name, low, high, position, wait_ms),
             )
             self._read_again[key] = now_ms() + wait_ms
-            return
-        if key in self._other_logs:
             return
         if position > high:
             self.update_topic_ids(self._topic_ids([key[0]]))
@@ -424,28 +454,17 @@ class PartitionReading:
         self._epochs.pop(key, None)
         self._moved[key] = target
 
-    def _handle_truncation(self, key: Key, low: int, position: int) -> bool:
-        """Return whether a partition's log was truncated below the position and written anew.
+    def _read_truncated(self, key: Key, position: int, other: int) -> None:
+        """Plan to read a partition again from the first offset that differs from what was read.
 
-        If so, plans to read it again from the first offset that differs, or raises
-        OffsetsOutOfRange if ``out_of_range`` is "fail". Returns False if no broker answers.
-        ``low``: the first offset of the partition.
+        Its log was truncated there, below the position, and written anew. Raises
+        OffsetsOutOfRange if ``out_of_range`` is "fail".
         """
-        epoch, name = self._epochs.get(key), f"{key[0]}-{key[1]}"
-        if epoch is None:
-            return False
-        try:
-            other = truncated_at(self._settings.client, key, low, position, epoch, _ASK_S)
-        except ConnectionError as error:
-            self._log.warning("%s", error)
-            return False  # the broker will refuse the position again
-        if other is None:
-            return False
         truncated = (
-            f"{name} was read up to offset {position}, and then its log was truncated at offset "
-            f"{other} and written anew"
+            f"{key[0]}-{key[1]} was read up to offset {position}, and then its log was truncated "
+            f"at offset {other} and written anew"
         )
-        self._plan_other_log(key, other, epoch)
+        self._plan_other_log(key, other, self._epochs[key])
         if self._settings.on_out_of_range == "fail":
             raise OffsetsOutOfRange(
                 f"{truncated}; start the consumer again: it reads from offset {other}, or from the "
@@ -453,7 +472,6 @@ class PartitionReading:
                 "out_of_range='earliest' or 'latest'"
             )
         self._log.warning("%s; it is read again from that offset", truncated)
-        return True
 
     def _commit_common_log(self, key: Key, low: int, high: int) -> None:
         """Keep done offsets above a truncation from being committed, before the consumer ends.
@@ -464,8 +482,8 @@ class PartitionReading:
         if epoch is None or self._begun[key].topic_id is None:
             return  # the offset of the truncation is unknown
         with suppress(ConnectionError):
-            other = truncated_at(self._settings.client, key, low, high, epoch, _ASK_S)
-            self._plan_other_log(key, high if other is None else other)
+            found = truncations(self._settings.client, {key: (low, high, epoch)}, _ASK_S)
+            self._plan_other_log(key, found.get(key, high))
 
     def apply_positions(self) -> None:
         """Make the client continue at new positions.
