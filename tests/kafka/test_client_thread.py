@@ -167,6 +167,20 @@ def assigned(client):
     client.on_assign(client, [TopicPartition("t", 0)])
 
 
+def test_the_producer_of_dead_letters_is_closed_if_no_client_can_be_made(monkeypatch):
+    closed = []
+    letters = SimpleNamespace(close=lambda: closed.append("letters"))
+    monkeypatch.setattr(client_thread, "dead_letters_of", lambda settings: letters)
+
+    def refuse(settings, on_commit):
+        raise ConsumerError("librdkafka refused")
+
+    monkeypatch.setattr(client_thread, "make_client", refuse)
+    with pytest.raises(ConsumerError, match="librdkafka refused"):
+        Consumer("t", bootstrap_servers="x", group_id="g", dead_letters="dead")
+    assert closed == ["letters"]
+
+
 @pytest.mark.parametrize("protocol", ["eager", "cooperative"])
 def test_a_message_that_came_with_its_assignment_is_read_again_and_not_passed(
     monkeypatch, protocol

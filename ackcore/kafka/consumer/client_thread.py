@@ -73,7 +73,12 @@ class ClientThread(threading.Thread):
         self._next_commit_ms = self._next_repeat_ms = 0
         self._asked = False  # whether a commit was requested before its time
         self._dead_letters = dead_letters_of(settings)
-        self._client = make_client(settings, self._commits.answered)
+        try:
+            self._client = make_client(settings, self._commits.answered)
+        except BaseException:
+            if self._dead_letters is not None:
+                self._dead_letters.close()  # not by the garbage collector, while it runs
+            raise
         self._topics = TopicWatch(settings, now_ms())
         #: The ids that topics had when they were last read.
         self._seen: dict[str, str] = {}
