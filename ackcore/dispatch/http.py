@@ -124,7 +124,8 @@ class Http(Target):
         self._ssl = (ssl_context or ssl.create_default_context()) if secure else None
         self._host, self._port = parts.hostname, parts.port or (443 if secure else 80)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._own = {"Host": place}
+        # Without it a server may choose any encoding.
+        self._own = {"Host": place, "Accept-Encoding": "identity"}
         if parts.username is not None:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             coded = base64.b64encode(secret.encode()).decode()
@@ -322,10 +323,13 @@ async def _read_response(reader: asyncio.StreamReader, first: bytes) -> tuple[Re
             raise ValueError("status 101 switches protocols, which was not requested")
         version, status, headers = await _read_head(reader, await reader.readline())
     keep = version != b"HTTP/1.0" and headers.get("connection", "").lower() != "close"
+    coding = headers.get("transfer-encoding", "identity").lower()
     if status in (204, 304):
         body = b""
-    elif headers.get("transfer-encoding", "").lower() == "chunked":
+    elif coding == "chunked":
         body = await _read_chunks(reader)
+    elif coding != "identity":
+        raise ValueError(f"the response's Transfer-Encoding is {coding[:40]!r}, not 'chunked'")
     elif "content-length" in headers:
         body = await reader.readexactly(_length(headers["content-length"], 10))
     else:
@@ -350,7 +354,12 @@ async def _read_head(
         if size > _MAX_HEAD:
             raise ValueError(f"the response's headers have more than {_MAX_HEAD} bytes")
         name, _, value = line.decode("latin-1").partition(":")
-        headers[name.strip().lower()] = value.strip()
+        name, value = name.strip().lower(), value.strip()
+        if name in ("content-length", "transfer-encoding") and headers.get(name, value) != value:
+            raise ValueError(
+                f"the response has two headers {name}, {headers[name][:40]!r} and {value[:40]!r}"
+            )
+        headers[name] = value
     return version, int(rest[:3]), headers
 
 
@@ -377,12 +386,10 @@ async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
 
 
 def _length(text: str, base: int) -> int:
-    try:
-        length = int(text, base)
-    except ValueError:
-        raise ValueError(
-            f"the length {text[:40]!r} of the response's body is not a number"
-        ) from None
+    # int() also accepts signs, underscores and 0x.
+    if not re.fullmatch("[0-9]{1,20}" if base == 10 else "[0-9a-fA-F]{1,20}", text.strip()):
+        raise ValueError(f"the length {text[:40]!r} of the response's body is not a number")
+    length = int(text, base)
     _check_length(length)
     return length
 

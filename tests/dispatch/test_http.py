@@ -110,6 +110,9 @@ def test_what_is_sent_as_json_says_so(item, headers, encode, kinds):
 
 
 def test_a_header_that_is_given_replaces_the_one_sent_by_itself():
+    assert dict(head_of({}))["Accept-Encoding"] == "identity"  # else a server may choose gzip
+    head = head_of({}, {"accept-encoding": "gzip"})
+    assert [value for name, value in head if name.lower() == "accept-encoding"] == ["gzip"]
     head = head_of({}, {"host": "other", "AUTHORIZATION": "Bearer x"}, user="user:secret@")
     assert [value for name, value in head if name.lower() == "host"] == ["other"]
     assert [value for name, value in head if name.lower() == "authorization"] == ["Bearer x"]
@@ -322,6 +325,11 @@ def test_bodies_come_in_each_form():
     assert server.connections == 1
     answers, _ = calling(b"HTTP/1.0 200 OK\r\n\r\nto the end*close", decode=body)
     assert answers == [b"to the end"]
+    twice = (
+        HEAD + b"Content-Length: 2\r\nContent-Length: 2\r\nTransfer-Encoding: identity\r\n\r\nok"
+    )
+    answers, server = calling(twice, times=2, decode=body)
+    assert (answers, server.connections) == ([b"ok"] * 2, 1)
     assert calling(b"HTTP/1.1 204 No Content\r\n\r\n", times=2)[0] == [None, None]
 
 
@@ -346,6 +354,21 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
             "no valid HTTP/1 response: the response begins with b'SSH-2.0-Open",
         ),
         (HEAD + b"Content-Length: x\r\n\r\n", "the length 'x' of the response's body"),
+        (HEAD + b"Content-Length: 1_0\r\n\r\n0123456789", "the length '1_0' of the"),
+        (CHUNKED + b"0x2\r\nab\r\n0\r\n\r\n", "the length '0x2"),
+        (
+            HEAD + b"Content-Length: 2\r\ncontent-length: 3\r\n\r\nabc",
+            "the response has two headers content-length, '2' and '3'",
+        ),
+        (
+            HEAD + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            "the response has two headers transfer-encoding, 'gzip' and 'chunked'",
+        ),
+        # Its end would only be that of the connection, which stays open.
+        (
+            HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            "the response's Transfer-Encoding is 'gzip, chunked', not 'chunked'",
+        ),
         (HEAD + b"Content-Length: 99999999999\r\n\r\n", "0..67108864 bytes, got"),
         (HEAD + b"X: " + bytes(99_999), "sent no valid HTTP/1 response: "),
         (
