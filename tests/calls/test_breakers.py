@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from simulated_loop import S, SimCalls, called, now_s, states
+from simulated_loop import S, SimCalls, SimSelector, called, now_s, states
 
 from ackcore.calls import Reject, Retry, Unavailable, call_workers
 from ackcore.calls.call_settings import CallSettings
@@ -222,9 +222,17 @@ def test_an_item_that_opens_the_breaker_by_itself_has_had_its_attempt(monkeypatc
     assert 4 < after_s <= 5
 
 
+class GoingOn(SimSelector):
+    """Waits by setting a clock, which also goes on whenever it is read."""
+
+    def clock(self):
+        self.now_ns += 1_000
+        return self.now_ns
+
+
 def test_an_outage_as_long_as_may_be_waited_is_waited_out():
     """By a clock that goes on between a failure and the pause that begins with it."""
-    called = []
+    called, sim = [], GoingOn()
 
     async def call(item):
         called.append(item)
@@ -233,7 +241,7 @@ def test_an_outage_as_long_as_may_be_waited_is_waited_out():
     settings = CallSettings(
         max_concurrency=1, breaker_failures=3, breaker_reset_s=0.05, wait_in_task_s=0.05
     )
-    with Calls(call, settings) as calls:
+    with Calls(call, settings, clock=sim.clock, selector=sim) as calls:
         outcomes = list(calls.run(range(6)))
     assert called == [0, 1, 2, 3]  # the last is the probe
     not_called = [isinstance(outcome.error, Unavailable) for outcome in outcomes]
