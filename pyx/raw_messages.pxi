@@ -129,7 +129,7 @@ cdef class RawMessages:
         cdef int kind = 0
         cdef int64_t ms
         if i < 0 or i >= self.n:
-            raise IndexError(f"a message's index must be in 0..{self.n - 1}, got {i}")
+            raise IndexError(f"a message's index must be at least 0 and below {self.n}, got {i}")
         cdef kafka_message_t *one = self.messages[i]
         if one.err:
             text = bytes_or_none(one.payload, one.size) or b""

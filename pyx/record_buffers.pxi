@@ -277,7 +277,7 @@ cdef class RecordBuffers:
         # Where the next record begins, if the one before it has no headers.
         cdef const uint8_t *start = NULL
         if first < 0:
-            raise IndexError(f"a message's index must be in 0..{messages.n - 1}, got {first}")
+            raise IndexError(f"a message's index must be at least 0, got {first}")
         if first >= messages.n:
             return first
         cdef kafka_message_t **some = messages.messages + first

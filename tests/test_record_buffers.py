@@ -402,11 +402,13 @@ def test_what_is_asked_for_wrongly_is_refused(kafka_native, library):
     for most in (0, 2**24 + 1):
         with pytest.raises(ValueError, match=r"most must be in 1\.\."):
             raw.consume(most, 0)
+    with pytest.raises(IndexError, match="index must be at least 0 and below 0, got 0"):
+        raw[0]
     library.queue += [Record(1), Record(2)]
     raw.consume(5, 0)
     for place in (-1, 2):
-        with pytest.raises(IndexError, match=rf"index must be in 0\.\.1, got {place}"):
+        with pytest.raises(IndexError, match=f"index must be at least 0 and below 2, got {place}"):
             raw[place]
-    with pytest.raises(IndexError, match=r"index must be in 0\.\.1, got -1"):
+    with pytest.raises(IndexError, match="index must be at least 0, got -1"):
         kafka_native.RecordBuffers().add(raw, -1)
     assert kafka_native.RecordBuffers().add(raw, 3) == 3
