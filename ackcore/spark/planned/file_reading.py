@@ -39,6 +39,14 @@ _BEGINNINGS = {
     "zstd": rb"\(\xb5/\xfd",
     "lz4": rb"\x04\x22M\x18",
 }
+#: The first bytes of other content that is no text in UTF-8.
+_OTHERS = {
+    "xz": rb"\xfd7zXZ\x00",
+    "zip": rb"PK\x03\x04",
+    "compress": rb"\x1f\x9d",
+    "Snappy": rb"\xff\x06\x00\x00sNaPpY",
+    "UTF-16": rb"\xff\xfe|\xfe\xff",
+}
 #: Metadata keys of Parquet files whose old dates Spark wrote in a calendar that is Julian before
 #: 1582-10-15. Spark 2 always did so: the last key is that of Spark's version.
 _LEGACY = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
@@ -120,8 +128,12 @@ class FileReader:
         if codec is None:  # a store may have compressed content under any name
             start = source.read(10)
             source.seek(0)
-            found = (one for one, begins in _BEGINNINGS.items() if re.match(begins, start))
-            codec = next(found, None)
+            codec = _kind_of(start, _BEGINNINGS)
+            if (foreign := _kind_of(start, _OTHERS)) is not None:
+                raise ValueError(
+                    f"it is {foreign}, and text files must be UTF-8, perhaps compressed by gzip, "
+                    "bzip2, zstd, LZ4 or Brotli; convert the file"
+                )
         stream: Any = source if codec is None else pa.CompressedInputStream(source, codec)
         with stream:
             if self.format == "text":
@@ -266,6 +278,11 @@ class FileReader:
             f"schema's {field.type}: {said}. Declare it as {fits or column.type}, and convert it "
             "in a bolt"
         )
+
+
+def _kind_of(start: bytes, kinds: Mapping[str, bytes]) -> str | None:
+    """Return the first of some kinds of content that begins so, or None. ``kinds``: patterns."""
+    return next((kind for kind, begins in kinds.items() if re.match(begins, start)), None)
 
 
 def _in_other_case(wanted: pa.DataType, has: pa.DataType, within: str = "") -> Iterator[str]:
