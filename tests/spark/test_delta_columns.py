@@ -133,10 +133,25 @@ def test_a_text_that_is_too_long_for_a_directory_is_refused(path, tmp_path, keys
     sink = started(path, schema, keys=keys)
     some = [(0, bad, None), (1, good, None), (2, None, None), (3, bad, 10)]
     file = row_file(tmp_path, some, schema=schema, batch=9)
-    why = "partition column 'k' cannot store a text that has more than 253 bytes in the name"
+    why = "partition column 'k' cannot store a value that has more than 253 bytes in the name"
     found = written_without_refused(sink, accepted([file]))
     assert found == dict.fromkeys([(0, 0), (0, 3)], f"{why} of a directory")
     assert rows(path) == [(1, good), (2, None)]
+
+
+@pytest.mark.parametrize("keys", [None, "n"])
+def test_a_float_that_is_too_long_for_a_directory_is_refused(path, tmp_path, keys):
+    """deltalake writes all its digits into the name."""
+    schema = pa.schema([("n", pa.int64()), ("k", pa.float64())])
+    deltalake.DeltaTable.create(str(path), schema=schema, partition_by=["k"])
+    sink = started(path, schema, keys=keys)
+    good = [1e252, -1e-250, 1.2345678901234567e-235, math.inf, -math.inf, 0.1, None]
+    bad = [1e253, -1e-251, 5e-324, -1e308]
+    some = [(n, k, None) for n, k in enumerate([*good, *bad])]
+    file = row_file(tmp_path, some, schema=schema, batch=99)
+    why = written_without_refused(sink, accepted([file]))
+    assert set(why) == {(0, n) for n in range(len(good), len(some))}
+    assert rows(path) == list(enumerate(good))
 
 
 def test_a_store_has_longer_names_of_directories(tmp_path):

@@ -38,6 +38,7 @@ from pyiceberg.types import IntegerType, StringType, TimestampType, TimestamptzT
 
 from ackcore.spark import SinkUnavailable, to_iceberg
 from ackcore.spark.base.versions import SPARK
+from ackcore.spark.sinks import iceberg
 from ackcore.spark.sinks.iceberg import _CODECS
 from ackcore.spark.sinks.sink import check_sink
 
@@ -382,6 +383,43 @@ def test_rows_that_a_partition_cannot_store_are_refused(
     else:
         sink.write(batch)
     assert numbers(lake, "shop.parts") == [*range(len(good)), len(values)]
+
+
+@pytest.mark.parametrize("keys", [None, ["k"], ["n"]])
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_floats_that_a_partition_does_not_tell_apart_are_refused(lake, tmp_path, keys, kind):
+    """pyiceberg would write 0.0 and -0.0 twice each, and no file for NaN."""
+    schema = pa.schema([("k", kind), ("n", pa.int64())])
+    create(lake, "shop.parts", schema)
+    with table(lake, "shop.parts").update_spec() as update:
+        update.add_identity("k")
+    sink = to_iceberg("shop.parts", lake, keys=keys)
+    floats = [0.0, -0.0, math.nan, math.inf, -math.inf, None, -1.5]
+    some = [(value, n, None) for n, value in enumerate(floats)]
+    file = row_file(tmp_path, some, schema=schema, batch=9)
+    said = "partition 'k' cannot store the value of column 'k': NaN or -0.0"
+    why = written_without_refused(sink, accepted([file]))
+    assert why == dict.fromkeys([(0, 1), (0, 2)], said)
+    assert numbers(lake, "shop.parts") == [0, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("place", ["new rows", "rows of a file that is replaced"])
+def test_rows_that_pyiceberg_writes_twice_are_not_committed(lake, tmp_path, monkeypatch, place):
+    """Here zeros of a table that was not partitioned before, or that are not checked."""
+    schema = pa.schema([("k", pa.float64()), ("n", pa.int64())])
+    create(lake, "shop.parts", schema)
+    sink = to_iceberg("shop.parts", lake, keys="n")
+    some = [(value, n, None) for n, value in enumerate([0.0, -0.0, 1.0])]
+    batch = accepted([row_file(tmp_path, some, schema=schema)])
+    if place != "new rows":
+        sink.write(batch)
+        batch = accepted([row_file(tmp_path, [(2.0, 2, None)], schema=schema)], 1)
+    with table(lake, "shop.parts").update_spec() as update:
+        update.add_identity("k")
+    monkeypatch.setattr(iceberg, "refuse_unfit", lambda batch, checks: None)
+    with pytest.raises(RuntimeError, match=r"has written [45] rows in place of [23], probably"):
+        sink.write(batch)
+    assert numbers(lake, "shop.parts") == ([] if place == "new rows" else [0, 1, 2])
 
 
 @pytest.mark.parametrize("keys", [None, "k"])

@@ -245,10 +245,12 @@ def refuse_unfit(batch: SinkBatch, checks: Sequence[Unfit]) -> None:
 def with_long_name(column: pa.Array, most: int, escape: Callable[[Any], str]) -> pa.BooleanArray:
     """Return which values have more than ``most`` bytes in the name of a partition's directory.
 
-    ``column``: texts or bytes. ``escape``: returns a value as it is in such a name, in which a byte
-    has at most three.
+    ``column``: texts, bytes or floats. ``escape``: returns a value as it is in such a name, where a
+    byte of a text has at most three.
     """
-    some = column.filter(pc.greater(pc.binary_length(column), most // 3)).unique()
+    some = column.drop_null().unique()
+    if not pa.types.is_floating(column.type):
+        some = some.filter(pc.greater(pc.binary_length(some), most // 3))
     long = [value for value in some.to_pylist() if len(escape(value)) > most]
     return pc.is_in(column, pa.array(long, column.type))
 

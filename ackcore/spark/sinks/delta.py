@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
@@ -518,13 +519,13 @@ def _partition_checks(
         why = f"partition column {field.name!r} cannot store "
         if pa.types.is_decimal(field.type):
             yield field, _is_negative_fraction, f"{why}a negative decimal with a fraction"
-        elif is_text(field.type):
-            if field.name in keys or not field.nullable:
-                yield field, _is_empty, f"{why}an empty text"
+            continue
+        if is_text(field.type) and (field.name in keys or not field.nullable):
+            yield field, _is_empty, f"{why}an empty text"
+        if is_text(field.type) or pa.types.is_floating(field.type):
             most = longest - len(f"{field.name}=".encode())
-            long = f"{why}a text that has more than {most} bytes in the name of a directory"
-            is_long = partial(with_long_name, most=most, escape=partial(quote, safe=""))
-            yield field, is_long, long
+            long = f"{why}a value that has more than {most} bytes in the name of a directory"
+            yield field, partial(with_long_name, most=most, escape=_in_a_name), long
 
 
 def _is_negative_fraction(column: pa.Array) -> pa.BooleanArray:
@@ -536,6 +537,11 @@ def _is_negative_fraction(column: pa.Array) -> pa.BooleanArray:
 
 def _is_empty(column: pa.Array) -> pa.BooleanArray:
     return pc.equal(pc.binary_length(column), 0)
+
+
+def _in_a_name(value: str | float) -> str:
+    """Return a value as deltalake has it in the name of a directory; a float with all digits."""
+    return quote(value, safe="") if isinstance(value, str) else f"{Decimal(repr(value)):f}"
 
 
 def _limit(field: pa.Field) -> re.Match[str] | None:

@@ -313,6 +313,8 @@ class IcebergSink(TransactionalSink["Transaction"]):
         if self.keys:
             rows = last_of_each_key(rows, self.keys)
         transaction.append(rows, snapshot_properties=about)  # checks the types, too
+        snapshot = transaction.table_metadata.current_snapshot()
+        _check_count(len(rows), int(snapshot.summary["added-records"] or 0))
         if self.keys:
             self._remove(transaction, rows, about)
 
@@ -374,7 +376,9 @@ class IcebergSink(TransactionalSink["Transaction"]):
                 continue
             rest = read(task, schema).filter(others)
             files = _dataframe_to_data_files(metadata, rest, table.io, written, number)
-            kept.append((task.file, list(files) if len(rest) else []))
+            instead = list(files) if len(rest) else []
+            _check_count(len(rest), sum(file.record_count for file in instead))
+            kept.append((task.file, instead))
         if kept:
             with transaction.update_snapshot(about).overwrite() as snapshot:
                 snapshot.delete_by_predicate(perhaps)
@@ -412,6 +416,16 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """
         hidden = [of for name, of in self._properties.items() if name not in _SHOWN]
         return [*hidden, *secrets_of(self._properties.get("uri", ""))]
+
+
+def _check_count(rows: int, written: int) -> None:
+    """Raise RuntimeError if pyiceberg has written another number of rows."""
+    if rows != written:
+        raise RuntimeError(
+            f"pyiceberg has written {written:,} rows in place of {rows:,}, probably because it "
+            "does not tell values of a partition apart; nothing is committed. Change the table's "
+            "partitions"
+        )
 
 
 def _bound_checks(schema: pa.Schema) -> Iterator[Unfit]:
@@ -453,12 +467,23 @@ def _partition_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
         if pa.types.is_decimal(field.type) and hasattr(transform, "width"):
             is_unfit = partial(_has_more_digits, kind=kind, truncate=transform.transform(kind))
             yield field, is_unfit, f"{why}: truncated, it does not fit into {kind}"
+        elif pa.types.is_floating(field.type) and str(transform) == "identity":
+            yield field, _is_nan_or_negative_zero, f"{why}: NaN or -0.0"
         elif layout != ["true", "false"] and (
             is_text(field.type) or pa.types.is_binary(field.type)
         ):
             most = longest - len(quote_plus(part.name, safe="") + "=")
             is_unfit = partial(with_long_name, most=most, escape=_name_of(transform, kind))
             yield field, is_unfit, f"{why}: a directory's name would have more than {most} bytes"
+
+
+def _is_nan_or_negative_zero(column: pa.Array) -> pa.BooleanArray:
+    """Return which floats pyiceberg fails to write, or writes with those of 0.0, too, and so twice.
+
+    It selects the rows of each partition by ``==``.
+    """
+    values = column.fill_null(1.0).to_numpy(False)
+    return pa.array(np.isnan(values) | ((values == 0) & np.signbit(values)))
 
 
 def _has_more_digits(
