@@ -32,15 +32,9 @@ from ackcore.spark.tables.table_fold import TableFold
 from ackcore.spark.tables.table_snapshots import TableSnapshot
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.tables import count, latest, session, sum_of, tumbling
-from ackcore.tables.folding import fold_rows, merge_states
+from ackcore.tables.folding import RANGE_ROWS, fold_rows, merge_states
 from ackcore.tables.table_compaction import SegmentInfo
-from ackcore.tables.table_segments import (
-    RANGE_ROWS,
-    TableReader,
-    TableSegment,
-    merged_parts,
-    write_segment,
-)
+from ackcore.tables.table_segments import TableReader, TableSegment, merged_parts, write_segment
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
 from ackcore.tables.watermarks import NEVER
 from ackcore.tables.window_rows import closing_rows, merged_sessions

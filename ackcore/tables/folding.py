@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -9,14 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.lossless import short_repr
+from ackcore._arrow.record_batches import rebatched
 from ackcore._error_hints import counted
 from ackcore._records import UInt64s
 from ackcore.tables.key_groups import KeyGroups, group_rows, plain, plain_type
-from ackcore.tables.table_shape import EXPIRES, HASH, TableShape, one_chunk
+from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
 from ackcore.tables.time_windows import END, session_groups
 
-#: The maximum rows and bytes of input that are folded at once.
+#: The maximum rows and bytes of input that are folded at once; a row counts in each of its windows.
 _BLOCK_ROWS, _BLOCK_BYTES = 1_000_000, 256 << 20
+#: The stored rows and bytes that are merged, written or scanned at once, about.
+RANGE_ROWS, RANGE_BYTES = 500_000, 128 << 20
+#: The results of blocks are merged when they exceed these bytes, and twice the last result.
+_PARTIAL_BYTES = 1 << 29
 
 
 def fold_rows(
@@ -30,7 +36,14 @@ def fold_rows(
     a time, are then left out. The result has one row per key in ``shape.stored_schema``, ascending
     by hash.
     """
-    partials = [_folded(shape, block, now_ms) for block in _blocks(shape, batches)]
+    partials: list[pa.Table] = []
+    new = most = 0
+    for block in _blocks(shape, batches):
+        partials.append(_folded(shape, block, now_ms))
+        new += partials[-1].nbytes
+        if new > max(_PARTIAL_BYTES, most):  # mostly the same keys in all blocks
+            partials = [_combined(shape, partials)]
+            new, most = 0, 2 * partials[0].nbytes
     return _combined(shape, partials)
 
 
@@ -89,40 +102,63 @@ def live_rows(shape: TableShape, stored: pa.Table, horizon_ms: int | None) -> pa
     return stored.filter(pc.greater(stored.column(EXPIRES), horizon_ms))
 
 
+def ranges_of(lo: int, hi: int, rows: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Yield equal parts of a range of hashes, each with some 500,000 rows or 128 MiB at most.
+
+    ``rows``, ``nbytes``: the number and the size of the rows in the whole range. Hashes are
+    uniform, so equal ranges have about the same number of rows.
+    """
+    parts = max(1, -(-rows // RANGE_ROWS), -(-nbytes // RANGE_BYTES))
+    return itertools.pairwise(lo + (hi - lo) * part // parts for part in range(parts + 1))
+
+
+def by_ranges(tables: Sequence[pa.Table]) -> Iterator[tuple[int, int, list[pa.Table]]]:
+    """Yield the parts of `ranges_of`: the start and the end of the hashes, and each table's rows.
+
+    ``tables``: stored rows, each ascending by hash. Parts without rows are left out.
+    """
+    hashes = [one_chunk(table.column(HASH)).to_numpy() for table in tables]
+    total, nbytes = sum(map(len, tables)), sum(table.nbytes for table in tables)
+    starts = [0] * len(tables)
+    for lo, hi in ranges_of(0, HASH_END, total, nbytes):
+        stops = [int(np.searchsorted(each, np.uint64(hi - 1), "right")) for each in hashes]
+        if stops != starts:
+            pieces = zip(tables, starts, stops, strict=True)
+            yield lo, hi, [table.slice(start, stop - start) for table, start, stop in pieces]
+        starts = stops
+
+
 def _blocks(
     shape: TableShape, batches: Iterable[pa.RecordBatch | pa.Table]
 ) -> Iterator[list[pa.Array]]:
-    """Yield blocks of up to a million rows or 256 MiB: ``shape.input_columns`` in plain types."""
-    parts: list[pa.Table] = []
-    rows = nbytes = 0
-    for batch in batches:
-        part = batch.select(shape.input_columns)
-        for start in range(0, part.num_rows, _BLOCK_ROWS):
-            piece = part.slice(start, _BLOCK_ROWS)
-            if parts and (
-                rows + piece.num_rows > _BLOCK_ROWS or nbytes + piece.nbytes > _BLOCK_BYTES
-            ):
-                yield _columns(shape, parts)
-                parts, rows, nbytes = [], 0, 0
-            parts.append(pa.table(piece) if isinstance(piece, pa.RecordBatch) else piece)
-            rows, nbytes = rows + piece.num_rows, nbytes + piece.nbytes
-    if parts:
-        yield _columns(shape, parts)
+    """Yield blocks of up to a million rows or 256 MiB: ``shape.input_columns`` in plain types.
+
+    They are smaller by the number of windows that a row has.
+    """
+    times = 1 if shape.window is None else shape.window.windows
+    plain_batches = (
+        _plain(shape, part)
+        for batch in batches
+        for part in (batch.to_batches() if isinstance(batch, pa.Table) else [batch])
+        if part.num_rows
+    )
+    blocks = rebatched(
+        plain_batches, max(1, _BLOCK_ROWS // times), _BLOCK_BYTES // times, copied=False
+    )
+    return (block.columns for block in blocks)
 
 
-def _columns(shape: TableShape, parts: list[pa.Table]) -> list[pa.Array]:
+def _plain(shape: TableShape, batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = []
     for name in shape.input_columns:
-        kind = shape.inputs[name]
-        chunks = [plain(chunk) for part in parts for chunk in part.column(name).chunks]
-        for chunk in chunks:
-            if chunk.type != kind:
-                raise TypeError(
-                    f"table {shape.name!r}: column {name!r} of the rows to fold must be {kind}, "
-                    f"got {chunk.type}"
-                )
-        columns.append(one_chunk(pa.chunked_array(chunks, kind)))
-    return columns
+        kind, column = shape.inputs[name], plain(batch.column(name))
+        if column.type != kind:
+            raise TypeError(
+                f"table {shape.name!r}: column {name!r} of the rows to fold must be {kind}, "
+                f"got {column.type}"
+            )
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=list(shape.input_columns))
 
 
 def _folded(shape: TableShape, columns: list[pa.Array], now_ms: int) -> pa.Table:
@@ -190,6 +226,11 @@ def _combined(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
         return tables[0]
     if not tables:
         return shape.stored_schema.empty_table()
+    return pa.concat_tables([_combined_range(shape, part) for _, _, part in by_ranges(tables)])
+
+
+def _combined_range(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
+    """Merge stored rows as `_combined` does, all at once."""
     rows = pa.concat_tables(tables).combine_chunks()
     groups, keys = groups_of(shape, rows, joined=True)
     arrays = [one_chunk(rows.column(HASH)).take(pa.array(groups.firsts)), *keys]

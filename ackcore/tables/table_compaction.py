@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ackcore.tables import table_segments
+from ackcore.tables import folding
 from ackcore.tables.table_shape import HASH_END
 
 #: The most deltas over a hash. If there are more, some are merged with each other.
@@ -78,7 +78,7 @@ def weight_of(segments: Iterable[SegmentInfo], lo: int = 0, hi: int = HASH_END) 
         share = max(0, min(hi, each.hi) - max(lo, each.lo)) / (each.hi - each.lo)
         rows += share * each.rows
         nbytes += share * each.nbytes * each.part
-    return max(rows / table_segments.RANGE_ROWS, nbytes / table_segments.RANGE_BYTES)
+    return max(rows / folding.RANGE_ROWS, nbytes / folding.RANGE_BYTES)
 
 
 def merge_due(segments: Sequence[SegmentInfo]) -> SegmentMerge | None:
@@ -164,7 +164,7 @@ def _merge_into_base(
     deltas: Sequence[SegmentInfo], base: Sequence[SegmentInfo]
 ) -> SegmentMerge | None:
     """Return a merge of deltas and base in one range of hashes; None if the deltas are small."""
-    most = max(DELTA_ROWS / table_segments.RANGE_ROWS, DELTA_PART * weight_of(base))
+    most = max(DELTA_ROWS / folding.RANGE_ROWS, DELTA_PART * weight_of(base))
     if weight_of(deltas) <= most:
         return None
     segments = (*deltas, *base)

@@ -7,7 +7,6 @@ row, in which each stored column is a list, because the index is shorter than th
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s, UInt64s
-from ackcore.tables.folding import live_rows, newest_rows
+from ackcore.tables.folding import live_rows, newest_rows, ranges_of
 from ackcore.tables.hash_index import HashIndex
 from ackcore.tables.key_groups import group_rows, rows_equal
 from ackcore.tables.segment_columns import Bytes, Note, packed, unpacked
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
 
-#: The rows and bytes of all segments that a scan or a merge reads at once, about.
-RANGE_ROWS, RANGE_BYTES = 500_000, 128 << 20
 _NOTES = b"ackcore.segment"
 #: The stored columns of the index, and that of the columns of fixed width.
 _DISTANCES, _BITS, _BLOCK = "_distances", "_bits", "_block"
@@ -355,13 +352,3 @@ def merged_parts(
     for start, stop in ranges_of(lo, hi, rows, nbytes):
         tables = [part.between(start, stop).table() for part in parts]
         yield start, stop, live_rows(shape, newest_rows(shape, tables), horizon_ms)
-
-
-def ranges_of(lo: int, hi: int, rows: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Yield equal parts of a range of hashes, each with some 500,000 rows or 128 MiB at most.
-
-    ``rows``, ``nbytes``: the number and the size of the rows in the whole range. Hashes are
-    uniform, so equal ranges have about the same number of rows.
-    """
-    parts = max(1, -(-rows // RANGE_ROWS), -(-nbytes // RANGE_BYTES))
-    return itertools.pairwise(lo + (hi - lo) * part // parts for part in range(parts + 1))

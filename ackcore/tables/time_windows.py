@@ -49,6 +49,11 @@ class Window:
         idle = "" if self.idle_ms is None else f", idle_s={self.idle_ms / 1_000:.15g}"
         return f"{kind}({sizes}, {self.time!r}{late}{idle})"
 
+    @property
+    def windows(self) -> int:
+        """The most windows of a row."""
+        return 1 if self.step_ms is None else -(-self.size_ms // self.step_ms)
+
     def structure(self) -> dict[str, Any]:
         """Return the attributes on which the stored rows depend, as JSON values.
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.tables.folding import groups_of, merge_states, newest_rows
-from ackcore.tables.table_segments import TableReader, TableSegment, ranges_of, rows_in
+from ackcore.tables.folding import groups_of, merge_states, newest_rows, ranges_of
+from ackcore.tables.table_segments import TableReader, TableSegment, rows_in
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
 from ackcore.tables.time_windows import END, START
 from ackcore.tables.watermarks import NEVER

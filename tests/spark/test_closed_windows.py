@@ -40,7 +40,7 @@ from ackcore.spark.engine import act, batch, runs, table_changes
 from ackcore.spark.engine.closed_rows import ClosedReader
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.tables.table_snapshots import TableSnapshot, snapshot_of
-from ackcore.tables import collect, count, session, sum_of, table_segments, tumbling
+from ackcore.tables import collect, count, folding, session, sum_of, tumbling
 from ackcore.testing.local_runs import LocalRuns, _rows_of
 from ackcore.testing.task_kills import Kills
 from ackcore.topology import BasicBolt, TopologyBuilder, TopologyError
@@ -350,7 +350,7 @@ def test_a_bolt_may_be_added_and_is_removed_when_no_closed_rows_wait(tmp_path):
 
 
 def test_a_task_opens_only_the_segments_of_its_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_segments, "RANGE_ROWS", 10)
+    monkeypatch.setattr(folding, "RANGE_ROWS", 10)
     model = Model(tmp_path)
     model.take([order(n, f"shop {n}", 3) for n in range(60)])
     model.take([order(60, "a", 21)])

@@ -31,9 +31,10 @@ from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.inspect import table_reading
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import open_store
+from ackcore.spark.tables.table_fold import TableFold
 from ackcore.spark.tables.table_snapshots import snapshot_of
 from ackcore.spark.tasks.row_files import RowFileWriter
-from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction, table_segments
+from ackcore.tables import collect, count, folding, latest, max_of, sum_of, table_compaction
 from ackcore.tables.folding import fold_rows
 from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
 from ackcore.tables.table_shape import HASH_END, TableShape
@@ -128,7 +129,7 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_compaction, "MAX_DELTAS", deltas)
         patch.setattr(table_compaction, "DELTA_ROWS", 4)
-        patch.setattr(table_segments, "RANGE_ROWS", 2)
+        patch.setattr(folding, "RANGE_ROWS", 2)
         world = TableWorld(Path(path))
         for number, (lines, steps, replays) in enumerate(batches):
             world.now_ms += 15_000
@@ -148,6 +149,26 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
         named = _named(world)
         assert {file.name for file in files} >= {Path(one).name for one in named}
         assert len(files) <= len(named) + 2 * deltas + 12
+
+
+def test_the_rows_of_a_micro_batch_are_merged_and_written_by_ranges_of_hashes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(folding, "RANGE_ROWS", 30)
+    world = TableWorld(tmp_path, key="line")
+    lines = [f"a{number}o" for number in range(200)]
+    merge, merged = TableFold._merge, []
+    monkeypatch.setattr(TableFold, "_merge", lambda *of: merged.append(len(of[2])) or merge(*of))
+    for number, some in enumerate((lines[:150], lines)):
+        merged.clear()
+        world.process(number, some)
+        with world.driver()[0] as state:
+            segments = state.tables.of(number)["totals"].changed
+            rows = rows_of(snapshot_of(state, world.topology, number)["totals"])
+        assert max(merged) < 60
+        assert max(segment.rows for segment in segments) < 60
+        assert sum(segment.rows for segment in segments) == sum(merged) == len(some)
+        assert sorted(row["line"] for row in rows) == sorted(line.upper() for line in some)
 
 
 def test_a_row_that_a_table_counts_is_not_refused_after_a_crash(tmp_path):

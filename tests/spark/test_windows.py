@@ -27,11 +27,11 @@ from ackcore.spark.tasks.row_files import RowFileWriter, read_whole
 from ackcore.tables import (
     collect,
     count,
+    folding,
     session,
     sliding,
     sum_of,
     table_compaction,
-    table_segments,
     tumbling,
 )
 from ackcore.tables.table_shape import TableShape
@@ -301,7 +301,7 @@ def test_windows_are_those_of_the_acked_lines_and_close_once(
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_compaction, "MAX_DELTAS", deltas)
         patch.setattr(table_compaction, "DELTA_ROWS", 4)
-        patch.setattr(table_segments, "RANGE_ROWS", 2)
+        patch.setattr(folding, "RANGE_ROWS", 2)
         window = kind.window(late_s=late_s, idle_s=idle_s)
         # All times are in the past, except those that are days ahead (AHEAD).
         world = WindowWorld(Path(path), window, spouts, now_ms=0)

@@ -17,13 +17,16 @@ from hypothesis import strategies as st
 
 from ackcore._arrow.hashing import hash_columns
 from ackcore.tables import (
+    BatchFold,
     collect,
+    count,
     first,
+    folding,
     key_groups,
     min_of,
+    sliding,
     sum_of,
     table_compaction,
-    table_segments,
 )
 from ackcore.tables.folding import finished, fold_rows, merge_states
 from ackcore.tables.table_compaction import SegmentInfo, after_merge, merge_due, weight_of
@@ -99,7 +102,7 @@ def as_dict(shape, stored):
 @pytest.fixture
 def small(monkeypatch):
     """Make segments and merges so small that few rows need many of them."""
-    monkeypatch.setattr(table_segments, "RANGE_ROWS", 3)
+    monkeypatch.setattr(folding, "RANGE_ROWS", 3)
     monkeypatch.setattr(table_compaction, "DELTA_ROWS", 6)
     monkeypatch.setattr(table_compaction, "MAX_DELTAS", 2)
     mask = {"bits": MASKS[0]}
@@ -295,13 +298,58 @@ def test_a_micro_batch_merges_little_and_each_row_is_rewritten_rarely(
 
 @pytest.mark.parametrize("texts", [range(100), ["open", "paid"] * 50])
 def test_scans_and_merges_hold_a_bounded_number_of_bytes(texts, monkeypatch):
-    monkeypatch.setattr(table_segments, "RANGE_BYTES", 1 << 16)
+    monkeypatch.setattr(folding, "RANGE_BYTES", 1 << 16)
     rows = pa.table({"k": range(100), "v": [f"{text:4000}" for text in texts]})
     shape = TableShape.of("t", rows.schema, "k", {"v": min_of("v")})
     segment = TableSegment.open(write_segment(shape, fold_rows(shape, [rows], 0)), shape)
     parts = [rows for *_, rows in merged_parts(shape, [segment], 0, HASH_END, None)]
     assert sum(map(len, parts)) == 100
     assert max(part.nbytes for part in parts) < 3 << 16
+
+
+class Widest(BatchFold):
+    """The longest text; notes how many rows each call gets."""
+
+    columns = ("v",)
+    state = pa.schema([("v", pa.string())])
+
+    def __init__(self):
+        self.folded, self.merged = [], []
+
+    def fold(self, rows, starts):
+        self.folded.append(len(rows))
+        texts = rows.column("v").to_pylist()
+        longest = [max(texts[i:j], key=len) for i, j in itertools.pairwise(starts)]
+        return pa.record_batch([pa.array(longest, pa.string())], self.state)
+
+    def merge(self, earlier, later):
+        self.merged.append(len(earlier))
+        pairs = zip(earlier[0].to_pylist(), later[0].to_pylist(), strict=True)
+        return pa.record_batch([[max(pair, key=len) for pair in pairs]], self.state)
+
+
+@pytest.mark.parametrize("limit", ["rows", "bytes"])
+def test_folds_and_merges_take_a_bounded_number_of_rows_at_once(limit, monkeypatch):
+    """A row of 20 windows counts 20 times; text of more than 2 GiB does not fit into an array."""
+    sizes = {"rows": (200, 30, 1 << 30), "bytes": (10**6, 10**6, 1 << 14)}
+    rows, stored, nbytes = sizes[limit]
+    for name, size in (("BLOCK", nbytes), ("PARTIAL", nbytes // 4)):
+        monkeypatch.setattr(folding, f"_{name}_BYTES", size)
+    monkeypatch.setattr(folding, "_BLOCK_ROWS", rows)
+    monkeypatch.setattr(folding, "RANGE_ROWS", stored)
+    monkeypatch.setattr(folding, "RANGE_BYTES", nbytes // 4)
+    number, text = range(300), "text" * 15
+    times = pa.array([20 * (n % 2) for n in number], pa.timestamp("s"))
+    batch = pa.record_batch([[n % 20 for n in number], times, [text] * 300], names=["k", "at", "v"])
+    fold = Widest()
+    value = {"v": fold, "n": count()}
+    shape = TableShape.of("t", batch.schema, "k", value, window=sliding(20, 1, "at"))
+    found = merge_states(shape, *(fold_rows(shape, [batch], -100) for _ in range(2)))
+    assert len(found) == 20 * 20
+    assert set(finished(shape, found)["v"].to_pylist()) == {text}
+    assert finished(shape, found)["n"].to_pylist() == [30] * 400
+    assert max(fold.folded) <= 220
+    assert max(fold.merged) <= 100
 
 
 @given(

@@ -14,7 +14,7 @@ from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.inspect.table_reading import read_table, rows_between
-from ackcore.tables.table_segments import RANGE_ROWS
+from ackcore.tables.folding import RANGE_ROWS
 from ackcore.tables.table_shape import HASH_END
 
 

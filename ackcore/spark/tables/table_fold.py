@@ -13,7 +13,7 @@ from ackcore.spark.base.errors import CheckpointCorrupt, RowFileDamaged
 from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
 from ackcore.spark.sinks.sink_batch import BatchFile, read_all
 from ackcore.spark.tables.table_snapshots import opened_segments
-from ackcore.tables.folding import fold_rows, merge_states
+from ackcore.tables.folding import by_ranges, fold_rows, merge_states
 from ackcore.tables.table_compaction import (
     MERGED_PER_ROW,
     SegmentInfo,
@@ -63,7 +63,7 @@ class TableFold:
             new, states = self._states(older, rows, nonacked)
         except RowFileDamaged as damage:
             raise CheckpointCorrupt(str(damage)) from damage
-        changed = (self._put(states, 0, HASH_END),) if len(states) else ()
+        changed = tuple(self._put(rows, lo, hi) for lo, hi, (rows,) in by_ranges([states]))
         pace = max(1.0, MERGED_PER_ROW * weight_of(changed))
         segments = (*changed, *self._compacted(older, pace))
         count = before.rows + new
@@ -81,7 +81,8 @@ class TableFold:
         if not len(partial):
             return 0, partial
         older = TableReader(shape, opened_segments(self._files, shape, before), self._horizon_ms)
-        return self._merge(older, partial)
+        found = [self._merge(older, part) for _, _, (part,) in by_ranges([partial])]
+        return sum(new for new, _ in found), pa.concat_tables([states for _, states in found])
 
     def _merge(self, older: TableReader, partial: pa.Table) -> tuple[int, pa.Table]:
         """Merge the states of the micro-batch with those of the table.
