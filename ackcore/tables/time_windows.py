@@ -69,7 +69,9 @@ class Window:
     def times(self, column: pa.Array) -> tuple[Int64s, Bools]:
         """Return the time of each row in microseconds since 1970, and whether it is usable.
 
-        Times that are null, or not in the years 1 to 9999, are not; they are returned as 0.
+        Times that are null are not, and neither are times that are not in the years 1 to 9999 with
+        all of their windows: few sinks and no Python value can hold others.  They are returned as
+        0.
         """
         values: Int64s = column.cast(pa.int64()).fill_null(0).to_numpy()
         per_second = _PER_SECOND[column.type.unit]
@@ -80,9 +82,21 @@ class Window:
         if valid is not None:
             usable &= valid != 0
         values = np.where(usable, values, 0)
-        if per_second > 1_000_000:
-            return values // 1_000, usable
-        return values * (1_000_000 // per_second), usable
+        us = values // 1_000 if per_second > 1_000_000 else values * (1_000_000 // per_second)
+        first, last = self._range_us
+        usable &= (us >= first) & (us <= last)
+        return np.where(usable, us, 0), usable
+
+    @property
+    def _range_us(self) -> tuple[int, int]:
+        """The first and the last time of which all windows start and end in the years 1 to 9999."""
+        first, last = 1_000_000 * _FIRST_S, 1_000_000 * (_LAST_S + 1) - 1
+        size = 1_000 * self.size_ms
+        if self.step_ms is None:
+            return first, last - size
+        step = 1_000 * self.step_ms
+        # The first window starts after `time - size`, and the last one at `time` or before.
+        return (-(-first // step) - 1) * step + size, ((last - size) // step + 1) * step - 1
 
     def late_from_ms(self, us: Int64s) -> Int64s:
         """Return, for each row, the bound in ms since 1970 at which the row becomes late.

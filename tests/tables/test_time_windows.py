@@ -155,12 +155,36 @@ def test_sessions_grow_join_and_stay_apart_in_any_number_of_micro_batches(batche
 def test_times_out_of_range_are_not_usable_in_any_unit():
     for unit, per_second in UNITS.items():
         window = tumbling(1, "ts")
-        last = 253_402_300_799 * per_second
+        last = 253_402_300_798 * per_second
         seconds = [-(2**62), 2**62, 0] if unit == "ns" else [last + per_second, -last, last, 0]
         us, usable = window.times(pa.array(seconds, pa.int64()).cast(pa.timestamp(unit)))
         expected = [True] * 3 if unit == "ns" else [False, False, True, True]
         assert usable.tolist() == expected
         assert us[-1] == 0
+
+
+@given(
+    st.sampled_from([datetime.datetime.min, datetime.datetime.max]),
+    st.integers(-(10**7), 10**7),
+    st.integers(1, 9_000),
+    st.integers(1, 9_000),
+    st.booleans(),
+)
+def test_times_are_usable_if_their_windows_can_be_written(edge, us, size, step, is_session):
+    """Go's zero time is in a window of the year 0, and "infinity" in one of the year 10000."""
+    step, kind = max(min(size, step), size // 1_000 + 1), pa.timestamp("us")
+    size = max(size, step)
+    window = session(size / 1_000, "ts")
+    if not is_session:
+        window = sliding(size / 1_000, step / 1_000, "ts")
+    time = pa.scalar(edge, kind).value + us
+    usable = window.times(pa.array([time]).cast(kind))[1].tolist()
+    step, size = 1_000 * step, 1_000 * size
+    starts = range((time - size) // step * step + step, time + 1, step)
+    starts = [time] if is_session else starts
+    ends = [start + size for start in starts]
+    first, last = (pa.scalar(one, kind).value for one in (edge.min, edge.max))
+    assert usable == [all(first <= one <= last for one in (time, *starts, *ends))]
 
 
 def test_a_session_is_split_by_a_gap_and_not_by_less():

@@ -314,6 +314,6 @@ def _late_text(table: TableSpec, window: Window, limit: int, replayed: bool) -> 
 
 def _timeless_text(table: TableSpec, window: Window) -> str:
     return (
-        f"its {window.time!r} is null or not in the years 1 to 9999, and table {table.name!r} has "
-        "windows of it; emit a time, or leave the row out"
+        f"its {window.time!r} is null, or a window of it in table {table.name!r} is not in the "
+        "years 1 to 9999; emit a time, or leave the row out"
     )
