@@ -455,6 +455,20 @@ def test_intervals_are_intervals_in_parquet_files_and_in_dead_letters(spark, tmp
     assert tuple(letter.payload) == first
 
 
+def test_spark_reads_lists_whose_numbers_are_all_null(spark, tmp_path):
+    """Spark reads a null of an array through the column's dictionary, which must not be empty."""
+    kinds = {"x": pa.float64(), "n": pa.int32(), "day": pa.date32(), "text": pa.string()}
+    columns = {name: pa.array([[None], None, []], pa.list_(kind)) for name, kind in kinds.items()}
+    path = tmp_path / "nulls.parquet"
+    with path.open("wb") as file:
+        assert parquet_directory.write_parquet(file, "snappy", [pa.record_batch(columns)])
+    rows = spark.read.parquet(str(path)).groupBy(*kinds).count().drop("count")
+    found = rows.selectExpr(*(f"transform({name}, one -> one)" for name in kinds)).collect()
+    assert sorted(map(str, map(list, found))) == sorted(
+        str([value] * 4) for value in ([None], None, [])
+    )
+
+
 def test_a_parquet_file_of_intervals_has_them_in_microseconds(spark, tmp_path):
     took = pa.array([datetime.timedelta(seconds=90), None], pa.duration("s"))
     with open(tmp_path / "one.parquet", "wb") as file:

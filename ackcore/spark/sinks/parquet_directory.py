@@ -205,7 +205,9 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
         schema = _file_schema(table.schema)
         # A value that does not fit raises. Some versions of Arrow would write another one instead.
         columns = list(map(cast_column, table.columns, schema.types))
-        writer = writer or pq.ParquetWriter(file, schema, compression=compression)
+        writer = writer or pq.ParquetWriter(
+            file, schema, compression=compression, use_dictionary=_with_dictionaries(schema)
+        )
         rows = pa.Table.from_arrays(columns, schema=schema)
         writer.write_table(rows, row_group_size=_GROUP_ROWS)
     if writer is None:
@@ -224,6 +226,22 @@ def _file_schema(schema: pa.Schema) -> pa.Schema:
         metadata[_SPARK_SCHEMA] = from_arrow_schema(schema).json()
     fields = [field.with_type(with_spark_times(field.type)) for field in schema]
     return pa.schema(fields, metadata)
+
+
+def _with_dictionaries(schema: pa.Schema) -> list[str]:
+    """Return the paths of the columns that may have a dictionary: all but numbers in lists or maps.
+
+    If all numbers are null, Arrow writes an empty dictionary, which Spark reads by index.
+    """
+    empty = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), empty)
+    with pq.ParquetFile(pa.BufferReader(empty.getvalue())) as file:
+        columns = map(file.schema.column, range(len(file.schema)))
+        return [
+            column.path
+            for column in columns
+            if not column.max_repetition_level or column.physical_type.endswith("BYTE_ARRAY")
+        ]
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
