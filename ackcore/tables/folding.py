@@ -112,13 +112,16 @@ def ranges_of(lo: int, hi: int, rows: int, nbytes: int) -> Iterator[tuple[int, i
     return itertools.pairwise(lo + (hi - lo) * part // parts for part in range(parts + 1))
 
 
-def by_ranges(tables: Sequence[pa.Table]) -> Iterator[tuple[int, int, list[pa.Table]]]:
+def by_ranges(
+    tables: Sequence[pa.Table], more_bytes: int = 0
+) -> Iterator[tuple[int, int, list[pa.Table]]]:
     """Yield the parts of `ranges_of`: the start and the end of the hashes, and each table's rows.
 
-    ``tables``: stored rows, each ascending by hash. Parts without rows are left out.
+    ``tables``: stored rows, each ascending by hash. ``more_bytes``: the size of other rows that
+    are read with them. Parts without rows are left out.
     """
     hashes = [one_chunk(table.column(HASH)).to_numpy() for table in tables]
-    total, nbytes = sum(map(len, tables)), sum(table.nbytes for table in tables)
+    total, nbytes = sum(map(len, tables)), sum(table.nbytes for table in tables) + more_bytes
     starts = [0] * len(tables)
     for lo, hi in ranges_of(0, HASH_END, total, nbytes):
         stops = [int(np.searchsorted(each, np.uint64(hi - 1), "right")) for each in hashes]

@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,13 +27,15 @@ from ackcore.spark.base.errors import (
 )
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint import table_records
+from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
 from ackcore.spark.engine import act
 from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.inspect import table_reading
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import open_store
+from ackcore.spark.tables import table_fold
 from ackcore.spark.tables.table_fold import TableFold
-from ackcore.spark.tables.table_snapshots import snapshot_of
+from ackcore.spark.tables.table_snapshots import TableSnapshot, snapshot_of
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.tables import collect, count, folding, latest, max_of, sum_of, table_compaction
 from ackcore.tables.folding import fold_rows
@@ -169,6 +172,26 @@ def test_the_rows_of_a_micro_batch_are_merged_and_written_by_ranges_of_hashes(
         assert max(segment.rows for segment in segments) < 60
         assert sum(segment.rows for segment in segments) == sum(merged) == len(some)
         assert sorted(row["line"] for row in rows) == sorted(line.upper() for line in some)
+
+
+def test_long_rows_of_a_table_are_read_some_at_a_time(tmp_path, monkeypatch):
+    """Short new rows may need more than 2 GiB of the table, which do not fit into an array."""
+    monkeypatch.setattr(folding, "RANGE_BYTES", 1 << 16)
+    rows = pa.table({"k": range(200), "at": [1] * 200, "v": [f"{n:4000}" for n in range(200)]})
+    shape = TableShape.of("t", rows.schema, "k", {"v": latest("at", "v"), "n": count()})
+    short = pa.table({"k": range(200), "at": [0] * 200, "v": [""] * 200})
+    files, state = SegmentFiles(LocalStore(tmp_path), 1), TableState(shape.structure(), 0)
+    (tmp_path / "tables" / "t").mkdir(parents=True)
+    merge, merged = TableFold._merge, []
+    monkeypatch.setattr(TableFold, "_merge", lambda *of: merged.append(len(of[2])) or merge(*of))
+    for number, new in enumerate((rows, short)):
+        monkeypatch.setattr(table_fold, "read_all", lambda *_, new=new: [new])
+        state = TableFold(files, shape, number, 0).folded(state, (), np.empty(0, np.int64))
+    assert max(merged) < 40
+    found = rows_of(TableSnapshot(shape, state.segments, 0, files))
+    assert sorted((row["k"], row["v"], row["n"]) for row in found) == [
+        (n, f"{n:4000}", 2) for n in range(200)
+    ]
 
 
 def test_a_row_that_a_table_counts_is_not_refused_after_a_crash(tmp_path):

@@ -81,7 +81,10 @@ class TableFold:
         if not len(partial):
             return 0, partial
         older = TableReader(shape, opened_segments(self._files, shape, before), self._horizon_ms)
-        found = [self._merge(older, part) for _, _, (part,) in by_ranges([partial])]
+        # The rows of the table may be much longer than those of the micro-batch.
+        nbytes = sum(one.nbytes for one in older.segments) * len(partial)
+        known = nbytes // max(1, sum(one.rows for one in older.segments))
+        found = [self._merge(older, part) for _, _, (part,) in by_ranges([partial], known)]
         return sum(new for new, _ in found), pa.concat_tables([states for _, states in found])
 
     def _merge(self, older: TableReader, partial: pa.Table) -> tuple[int, pa.Table]:
