@@ -49,6 +49,17 @@ which took
             "org.apache.spark.SparkException: Job aborted due to stage failure",
         ),
         ("An error occurred while calling o1.x", "An error occurred while calling o1.x"),
+        (
+            "<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode."
+            'RESOURCE_EXHAUSTED\n\tdetails = "CLIENT: Sent message larger than max"\n\tdebug_error'
+            '_string = "RESOURCE_EXHAUSTED:CLIENT: Sent message larger than max"\n>',
+            "RESOURCE_EXHAUSTED: CLIENT: Sent message larger than max",
+        ),
+        (
+            "<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n"
+            '\tdetails = ""\n>',
+            "UNAVAILABLE",
+        ),
         ("\n  plain\nand more", "plain"),
         ("", "RuntimeError"),
         ("x" * 1000, "x" * 500),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 
 
@@ -82,6 +83,10 @@ _LONGEST = 500
 _HOLLOW = "Exception thrown in awaitResult"
 _CAUSE = "Caused by: "
 _TRACEBACK = "Traceback (most recent call last):"
+#: gRPC's text for a failed request: its first line names neither the status nor the cause.
+_RPC = re.compile(
+    r"<\w+ of RPC that terminated with:\s+status = StatusCode\.(\w+)\s+details = \"(.*)"
+)
 
 
 def one_line(error: BaseException) -> str:
@@ -107,6 +112,10 @@ def _telling_line(error: BaseException) -> str:
         raise
     except BaseException:  # __str__ may be user code
         text = ""
+    rpc = _RPC.match(text)
+    if rpc is not None:
+        status, details = rpc.groups()
+        return ": ".join(filter(None, (status, details.removesuffix('"'))))
     lines = text.strip().splitlines() or [type(error).__name__]
     if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
         lines[0] = lines[1].removeprefix(": ")  # the first line is Py4J's
