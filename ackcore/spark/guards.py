@@ -25,7 +25,7 @@ from ackcore.flow import DelayTarget, Limit
 from ackcore.spark.base.arrow_batches import plainly_named
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.session import refuse_frame, task_slots
-from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.base.versions import Py4JError, from_arrow_schema
 from ackcore.spark.base.workers import check_workers, refuse_unpicklable
 from ackcore.spark.checks import arrow_schema, is_case_sensitive, kept_schema, spark_schema
 from ackcore.spark.dead_letters.topic import Place
@@ -356,8 +356,11 @@ def _from_ddl(outputs: str, frame: DataFrame) -> StructType:
     try:
         # This call uses the DDL parser of the JVM or of Spark Connect.
         columns: StructType = frame.sparkSession.createDataFrame([], outputs).schema
-    except (PySparkException, ValueError) as error:
-        raise ValueError(f"outputs must be {_FORMS}, got {outputs!r}: {one_line(error)}") from None
+    except (PySparkException, Py4JError, ValueError) as error:
+        said = one_line(error)
+        if "char/varchar" in said:
+            said = "Spark passes no char(n) and varchar(n) to Python; write string"
+        raise ValueError(f"outputs must be {_FORMS}, got {outputs!r}: {said}") from None
     # Spark reads a type without a name as a column of this name.
     if columns.names == ["value"] and "value" not in outputs.lower():
         raise ValueError(

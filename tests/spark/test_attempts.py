@@ -16,6 +16,7 @@ from sessions import on_both_sessions
 
 from ackcore.calls import RateLimit
 from ackcore.spark import attempt
+from ackcore.spark.base.versions import SPARK
 from ackcore.spark.guards import share_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -198,6 +199,13 @@ class HasALock:
         (double, "Error int", ValueError, "got 'Error' of outputs and 'error' of the result"),
         (double, "double", ValueError, "must name its columns, got 'double'; give 'answer double'"),
         (double, "d dubble", ValueError, "outputs must be a schema: 'label string, score double'"),
+        pytest.param(
+            double,
+            "d varchar(2)",
+            ValueError,
+            r"got 'd varchar\(2\)': Spark passes no char.* to Python; write string",
+            marks=pytest.mark.skipif(SPARK < (4, 3), reason="others pass it, or have other words"),
+        ),
         (double, "", ValueError, "outputs must have at least one column, got none"),
         (double, {"d": "int"}, TypeError, r"outputs must be a schema: .* got dict \{'d': 'int'\}"),
         (
