@@ -54,8 +54,8 @@ cdef class Ledger:
     ----------
     capacity : int, default 1024
         The number of entries to reserve room for, 48 bytes each in a large table.  The table grows
-        as needed, in slices, to 62 to 94 bytes an entry, which is faster than a full one.  It
-        shrinks after a long time with few entries, but never below this size.
+        as needed, in slices.  It then has 62 to 94 bytes an entry, and is faster than a full table.
+        It shrinks after a long time with few entries, but never below this size.
     buckets : int, default 3
         The number of turns (`rotate`) since its last refresh after which an entry expires, 2..126.
     refresh_on_ack : bool, default False

@@ -136,7 +136,7 @@ def _blocks(
 ) -> Iterator[list[pa.Array]]:
     """Yield blocks of up to a million rows or 256 MiB: ``shape.input_columns`` in plain types.
 
-    They are smaller by the number of windows that a row has.
+    A row counts once for each of its windows.
     """
     times = 1 if shape.window is None else shape.window.windows
     plain_batches = (

@@ -51,7 +51,7 @@ class Window:
 
     @property
     def windows(self) -> int:
-        """The most windows of a row."""
+        """The maximum number of windows that a row has."""
         return 1 if self.step_ms is None else -(-self.size_ms // self.step_ms)
 
     def structure(self) -> dict[str, Any]:

@@ -319,3 +319,27 @@ def test_a_column_whose_name_has_a_dot_is_no_field(path):
     wider = pa.schema([("s", pa.struct([("x", pa.int64()), ("b", pa.int64())]))])
     with pytest.raises(ValueError, match=r"has no field 's\.b'; add it"):
         started(path, wider)
+
+
+@pytest.mark.parametrize("keys", [None, "k"])
+def test_spark_reads_lists_whose_numbers_are_all_null(spark, path, tmp_path, keys):
+    """deltalake would write an empty dictionary, which Spark reads by index."""
+    kinds = {"n.k": pa.string(), "l": pa.list_(pa.float64()), "m": pa.map_(pa.string(), pa.int64())}
+    schema = pa.schema([("k", pa.string()), *kinds.items()])
+    sink = started(path, schema, keys=keys)
+    row = ("a", "b", [None], [("c", None)])
+    sink.write(accepted([row_file(tmp_path, [(*row, None)], schema=schema, batch=9)]))
+    frame = spark.read.parquet(*deltalake.DeltaTable(path).file_uris())
+    found = frame.selectExpr("transform(l, one -> one) l", "map_values(m) m", "`n.k`").collect()
+    assert [tuple(one) for one in found] == [([None], [None], "b")]
+
+
+def test_the_rows_are_read_for_the_schema_once(path, tmp_path, monkeypatch):
+    schema = pa.schema([(f"v{n}", pa.int64()) for n in range(20)])
+    sink = started(path, schema)
+    batch = accepted([row_file(tmp_path, [(*range(20), None)], schema=schema, batch=9)])
+    reads = []
+    read = type(batch).schema
+    monkeypatch.setattr(type(batch), "schema", lambda self: reads.append(1) or read(self))
+    sink.write(batch)
+    assert len(reads) <= 2

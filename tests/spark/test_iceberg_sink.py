@@ -192,10 +192,12 @@ def test_a_codec_of_newer_versions_of_pyarrow_is_refused_or_written(lake, files)
     with table(lake).transaction() as change:
         change.set_properties({"write.parquet.compression-codec": "lz4_raw"})
     sink = to_iceberg("shop.words", lake)
-    with contextlib.suppress(ValueError):
+    try:
         check_sink("count", sink, WORDS)
-        sink.write(accepted(files))
-        assert len(rows(lake)) == 4
+    except ValueError:
+        return
+    sink.write(accepted(files))
+    assert len(rows(lake)) == 4
 
 
 def test_a_partition_that_pyiceberg_cannot_write_is_refused(lake, monkeypatch):
@@ -343,7 +345,7 @@ DECIMAL = pa.decimal128(38, 2)
         (TruncateTransform(1), DECIMAL, [-(10**38) + 1], []),
         (IdentityTransform(), pa.string(), ["a" * 250, "/" * 83], ["a" * 251, "/" * 84]),
         (TruncateTransform(85), pa.string(), ["a" * 900], ["é" * 900]),
-        (IdentityTransform(), pa.binary(), [b"\xff" * 9], [b"\xff" * 99]),
+        (IdentityTransform(), pa.binary(), [b"\xff" * 9], [b"\xff" * 80, b"\xff" * 99]),
         (BucketTransform(4), pa.string(), ["a" * 900], []),
     ],
     ids=str,
@@ -416,7 +418,7 @@ def test_rows_that_pyiceberg_writes_twice_are_not_committed(lake, tmp_path, monk
         batch = accepted([row_file(tmp_path, [(2.0, 2, None)], schema=schema)], 1)
     with table(lake, "shop.parts").update_spec() as update:
         update.add_identity("k")
-    monkeypatch.setattr(iceberg, "refuse_unfit", lambda batch, checks: None)
+    monkeypatch.setattr(iceberg, "refuse_values", lambda batch, checks: None)
     with pytest.raises(RuntimeError, match=r"has written [45] rows in place of [23], probably"):
         sink.write(batch)
     assert numbers(lake, "shop.parts") == ([] if place == "new rows" else [0, 1, 2])

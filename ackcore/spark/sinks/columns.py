@@ -228,7 +228,7 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) ->
 Unfit: TypeAlias = tuple[pa.Field, Callable[[pa.Array], pa.BooleanArray], str]
 
 
-def refuse_unfit(batch: SinkBatch, checks: Sequence[Unfit]) -> None:
+def refuse_values(batch: SinkBatch, checks: Sequence[Unfit]) -> None:
     """Raise `SinkRejects` for rows of which a value is unfit. Without checks, no row is read."""
     refused: list[Int64s] = []
     reasons: list[str] = []
@@ -246,11 +246,11 @@ def with_long_name(column: pa.Array, most: int, escape: Callable[[Any], str]) ->
     """Return which values have more than ``most`` bytes in the name of a partition's directory.
 
     ``column``: texts, bytes or floats. ``escape``: returns a value as it is in such a name, where a
-    byte of a text has at most three.
+    byte has at most four, and padding.
     """
     some = column.drop_null().unique()
     if not pa.types.is_floating(column.type):
-        some = some.filter(pc.greater(pc.binary_length(some), most // 3))
+        some = some.filter(pc.greater(pc.binary_length(some), most // 5))
     long = [value for value in some.to_pylist() if len(escape(value)) > most]
     return pc.is_in(column, pa.array(long, column.type))
 
@@ -367,17 +367,17 @@ def has_wrong(
                 part = pc.struct_field(column, field.name)  # null where the struct is
                 found |= has_wrong(part, field.type, is_wrong)
     elif is_.is_map(have) and is_.is_map(kind):
-        found = _anyhas_wrong(column, column.items, kind.item_field, is_wrong)
-        found |= _anyhas_wrong(column, column.keys, kind.key_field, is_wrong)
+        found = _any_has_wrong(column, column.items, kind.item_field, is_wrong)
+        found |= _any_has_wrong(column, column.keys, kind.key_field, is_wrong)
     elif is_list(have) and is_list(kind):
-        found = _anyhas_wrong(column, column.values, kind.value_field, is_wrong)
+        found = _any_has_wrong(column, column.values, kind.value_field, is_wrong)
     else:
         return found if is_wrong is None else is_wrong(column, kind)
     valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(False)
     return found & valid
 
 
-def _anyhas_wrong(
+def _any_has_wrong(
     column: pa.Array, values: pa.Array, field: pa.Field, is_wrong: _IsWrong | None
 ) -> npt.NDArray[np.bool_]:
     bad = has_wrong(values, field.type, is_wrong)

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.record_batches import cast_column, is_text
+from ackcore._arrow.record_batches import cast_column, has_type, is_list, is_text
 from ackcore._error_hints import naming_arguments, naming_extra
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.sinks.columns import (
@@ -30,7 +30,7 @@ from ackcore.spark.sinks.columns import (
     named_keys,
     refuse_misfits,
     refuse_same_names,
-    refuse_unfit,
+    refuse_values,
     require_columns,
     spark_schema,
     texts_by_name,
@@ -246,13 +246,14 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         ValueError if the table has changed and no longer fits the stream's columns.
         """
         what, table = f"sink {batch.sink!r}", transaction.table
-        transaction.columns = self._columns_for(what, table, batch.schema())
+        stream = batch.schema()
+        transaction.columns = self._columns_for(what, table, stream)
         # deltalake cannot read statistics of dates outside of these years; of times it can.
         refuse_misfits(batch, transaction.columns, pa.types.is_date32)
-        columns = pa.schema([of for of in transaction.columns if of.name in batch.schema().names])
+        columns = pa.schema([of for of in transaction.columns if of.name in stream.names])
         parts = [of for of in columns if of.name in table.metadata().partition_columns]
         lengths = _length_checks(columns)
-        refuse_unfit(
+        refuse_values(
             batch, [*lengths, *_partition_checks(parts, self.keys, longest_name(self.path))]
         )
 
@@ -295,6 +296,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                     pa.RecordBatchReader.from_batches(columns, _rows(batch, columns)),
                     mode="append",
                     commit_properties=transaction.properties,
+                    writer_properties=_writer_properties(columns),
                 )
 
     def _columns_for(self, what: str, table: DeltaTable, stream: pa.Schema) -> pa.Schema:
@@ -331,9 +333,9 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
     def _refuse_unwritable(self, what: str, table: DeltaTable, stream: pa.Schema) -> None:
         """Raise ValueError if each write, or each update of an existing row, would fail.
 
-        Also if the stream has a nested column with char or varchar. Also if it has a binary column
-        by which the table is partitioned: deltalake writes its values as escapes, and readers take
-        these for the values. ``what``: the beginning of the message.
+        Also raises it if a column of the stream is a nested type with char or varchar in the table,
+        or a binary column by which the table is partitioned: deltalake writes its values as
+        escapes, and readers take these for the values. ``what``: the beginning of the message.
         """
         columns = pa.schema(table.schema().to_arrow())
         for name in table.metadata().partition_columns:
@@ -394,7 +396,9 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         others = {name: value for name, value in all_columns.items() if name not in keys}
         others |= _recomputed(commit.table, schema.names, self.keys)
         merger = commit.table.merge(
-            rows, same, source_alias="s", target_alias="t", commit_properties=commit.properties
+            *(rows, same, "s", "t"),
+            commit_properties=commit.properties,
+            writer_properties=_writer_properties(commit.columns),
         )
         if others:
             merger = merger.when_matched_update(others)
@@ -489,6 +493,27 @@ def _fingerprint(number: int, content: str) -> int:
     """
     digest = blake2b(f"{number} {content}".encode(), digest_size=8, person=b"ackcore.delta")
     return (int.from_bytes(digest.digest(), "big") >> 1) or 1
+
+
+def _writer_properties(columns: pa.Schema) -> Any:
+    """Return properties that turn off dictionaries for nested columns, or None for the default.
+
+    If all numbers in the lists or maps of a file are null, deltalake writes an empty dictionary,
+    which Spark reads by index. deltalake has no setting for a column within a nested one.
+    """
+    is_ = pa.types
+    if not any(
+        has_type(kind, lambda one: is_list(one) or is_.is_map(one))
+        and has_type(kind, lambda one: is_.is_primitive(one) or is_.is_decimal(one))
+        for kind in columns.types
+    ):
+        return None
+    lake = _deltalake()
+    off, on = (lake.ColumnProperties(dictionary_enabled=one) for one in (False, True))
+    flat = {field.name: on for field in columns if not is_.is_nested(field.type)}
+    return lake.WriterProperties(
+        compression="SNAPPY", default_column_properties=off, column_properties=flat
+    )
 
 
 def _length_checks(columns: pa.Schema) -> Iterator[Unfit]:

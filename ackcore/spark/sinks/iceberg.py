@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import sys
 import uuid
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from ackcore.spark.sinks.columns import (
     named_keys,
     refuse_misfits,
     refuse_same_names,
-    refuse_unfit,
+    refuse_values,
     require_columns,
     rows_without,
     spark_schema,
@@ -51,6 +52,8 @@ _WAY_OUT = (
 )
 #: The properties of a catalog that have no secrets.
 _SHOWN = {"type", "uri", "warehouse", "py-io-impl", "py-catalog-impl"}
+#: U+D7FF in UTF-8.
+_LAST_BEFORE_GAP = re.compile(rb"\xed\x9f\xbf")
 #: The codecs that pyiceberg writes, its default first.
 _CODECS = ("zstd", "gzip", "snappy", "lz4", "brotli")
 #: The number of the table's files whose keys are read in parallel.
@@ -264,10 +267,10 @@ class IcebergSink(TransactionalSink["Transaction"]):
         values for which pyiceberg has no partition or no bound.
         Raises ValueError if the table's columns have changed and do not fit the stream's.
         """
-        there = transaction.table_metadata.schema()
-        self._check_columns(f"sink {batch.sink!r}", batch.schema(), there)
+        there, stream = transaction.table_metadata.schema(), batch.schema()
+        self._check_columns(f"sink {batch.sink!r}", stream, there)
         required = {field.name for field in there.fields if field.required}
-        schema = spark_schema(f"sink {batch.sink!r}", batch.schema())
+        schema = spark_schema(f"sink {batch.sink!r}", stream)
         refuse_misfits(
             batch,
             _requiring(schema, required),
@@ -275,7 +278,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
             lambda kind: pa.types.is_date32(kind) or pa.types.is_timestamp(kind),
         )
         partitions = _partition_checks(transaction.table_metadata, schema)
-        refuse_unfit(batch, [*_bound_checks(schema), *partitions])
+        refuse_values(batch, [*_bound_checks(schema), *partitions])
         parts = (as_spark_types(each, schema) for each in batch.record_batches())
         rows = pa.Table.from_batches(parts, schema)
         if len(rows):
@@ -422,9 +425,9 @@ def _check_count(rows: int, written: int) -> None:
     """Raise RuntimeError if pyiceberg has written another number of rows."""
     if rows != written:
         raise RuntimeError(
-            f"pyiceberg has written {written:,} rows in place of {rows:,}, probably because it "
-            "does not tell values of a partition apart; nothing is committed. Change the table's "
-            "partitions"
+            f"pyiceberg has written {written:,} rows in place of {rows:,}, probably because a "
+            "partition column has different values that are equal, such as 0.0 and -0.0; nothing "
+            "is committed. Change the table's partitions"
         )
 
 
@@ -440,6 +443,9 @@ def _bound_checks(schema: pa.Schema) -> Iterator[Unfit]:
 
 
 def _has_no_bound(column: pa.Array) -> pa.BooleanArray:
+    if not any(one is not None and _LAST_BEFORE_GAP.search(one) for one in column.buffers()):
+        return pa.repeat(False, len(column))
+
     def is_wrong(texts: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
         if not is_text(kind):
             return np.zeros(len(texts), np.bool_)
@@ -469,8 +475,10 @@ def _partition_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
             yield field, is_unfit, f"{why}: truncated, it does not fit into {kind}"
         elif pa.types.is_floating(field.type) and str(transform) == "identity":
             yield field, _is_nan_or_negative_zero, f"{why}: NaN or -0.0"
-        elif layout != ["true", "false"] and (
-            is_text(field.type) or pa.types.is_binary(field.type)
+        elif (
+            layout != ["true", "false"]
+            and (str(transform) == "identity" or hasattr(transform, "width"))
+            and (is_text(field.type) or pa.types.is_binary(field.type))
         ):
             most = longest - len(quote_plus(part.name, safe="") + "=")
             is_unfit = partial(with_long_name, most=most, escape=_name_of(transform, kind))
@@ -478,9 +486,9 @@ def _partition_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
 
 
 def _is_nan_or_negative_zero(column: pa.Array) -> pa.BooleanArray:
-    """Return which floats pyiceberg fails to write, or writes with those of 0.0, too, and so twice.
+    """Return which floats are NaN, for which pyiceberg fails, or -0.0.
 
-    It selects the rows of each partition by ``==``.
+    It selects the rows of each partition by ``==``, so it writes -0.0 twice beside rows of 0.0.
     """
     values = column.fill_null(1.0).to_numpy(False)
     return pa.array(np.isnan(values) | ((values == 0) & np.signbit(values)))

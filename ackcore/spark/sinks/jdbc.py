@@ -93,12 +93,12 @@ def to_jdbc(
     Notes
     -----
     A row that violates a constraint, or has a value that does not fit its column, is refused: its
-    record becomes a dead letter with the database's error, and the other rows are written. So is
-    a row for which a trigger raises an error (SQLSTATE 45000, Oracle's raise_application_error),
-    unless it does so for all of several rows. More
-    than 10,000 such rows in a micro-batch end the query (`TooManyRefused`), and none of it is
-    written. In a database without savepoints, a violated constraint fails the whole micro-batch.
-    The user must be able to create and drop tables in the schema of `table`.
+    record becomes a dead letter with the database's error, and the other rows are written. So is a
+    row for which a trigger raises an error (SQLSTATE 45000, Oracle's raise_application_error),
+    unless a micro-batch has several rows and none can be written. More than 10,000 such rows in a
+    micro-batch end the query (`TooManyRefused`), and none of it is written. In a database without
+    savepoints, a violated constraint fails the whole micro-batch. The user must be able to create
+    and drop tables in the schema of `table`.
     """
     return JdbcSink(url, table, keys, properties, marker)
 

@@ -233,6 +233,8 @@ def _with_dictionaries(schema: pa.Schema) -> list[str]:
 
     If all numbers are null, Arrow writes an empty dictionary, which Spark reads by index.
     """
+    if not any(map(pa.types.is_nested, schema.types)):
+        return list(schema.names)
     empty = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), empty)
     with pq.ParquetFile(pa.BufferReader(empty.getvalue())) as file:
