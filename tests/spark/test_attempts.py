@@ -16,7 +16,7 @@ from sessions import on_both_sessions
 
 from ackcore.calls import RateLimit
 from ackcore.spark import attempt
-from ackcore.spark.base.versions import SPARK
+from ackcore.spark.base.versions import SPARK, to_arrow
 from ackcore.spark.guards import share_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -88,6 +88,8 @@ def test_a_frame_gets_answers_and_errors_and_stays_what_it_was(spark, conf, ansi
             assert error == ("LookupError", f"no price for {id_}", 1)
         else:
             assert (price, same, error) == (id_ * 0.5, True, None)
+    errors = to_arrow(tried.orderBy("id").select("error"))["error"].to_pylist()
+    assert errors == [error and error.asDict() for *_, error in sorted(rows)]
 
 
 def _columns(text):

@@ -22,13 +22,8 @@ from ackcore.topology.tuples import Reason
 
 #: The column with the error of a failed row.
 ERROR_COLUMN = "error"
-ERROR = pa.struct(
-    [
-        pa.field("type", pa.string(), nullable=False),
-        pa.field("message", pa.string(), nullable=False),
-        pa.field("attempts", pa.int32(), nullable=False),
-    ]
-)
+#: Arrow cannot cast a null struct whose fields are not nullable, as `DataFrame.toArrow` does.
+ERROR = pa.struct({"type": pa.string(), "message": pa.string(), "attempts": pa.int32()})
 #: The names of the function and of its input in messages.
 FUNCTION, SOURCE = "fn", "frame"
 
