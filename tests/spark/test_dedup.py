@@ -6,6 +6,8 @@ import collections
 import signal
 import tempfile
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +33,7 @@ from ackcore.spark.engine import act
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.tables import seen_keys
-from ackcore.spark.tasks.dedup_executor import DedupExecutor, SeenKeys
+from ackcore.spark.tasks.dedup_executor import DedupExecutor, SeenKeys, key_columns
 from ackcore.tables import collect, tumbling
 from ackcore.tables.time_windows import Window
 from ackcore.tables.watermarks import NEVER
@@ -484,6 +486,35 @@ def test_rows_of_a_spout_are_decided_while_it_gets_or_loses_dedup(tmp_path):
         opened = {"sources": kept_schemas({"orders": RECORDS}, changed), "kind": "batch"}
         with pytest.raises(CheckpointForeign, match=refused[number]):
             State.open(path / "checkpoint", changed, accept_changes=True, **opened)
+
+
+DECIMALS = ("0", "100", "-1.5", "0.01", "12.30", "1e-7", "1.5e-10", "-3e-12")
+AT = datetime(2024, 3, 31, 1, 30, 1, tzinfo=UTC)
+TIMES = (AT, AT.replace(microsecond=500_000), AT.replace(year=1), AT.replace(year=1969))
+
+
+@pytest.mark.parametrize(
+    ("values", "types"),
+    [
+        (
+            [*map(Decimal, DECIMALS)],
+            [pa.decimal128(38, s) for s in (12, 18)] + [pa.decimal256(60, 38)],
+        ),
+        ([0, 100, -7], [pa.int8(), pa.int64(), pa.decimal128(5, 0), pa.decimal128(20, 9)]),
+        (
+            TIMES,
+            [pa.timestamp("ms", "UTC"), *(pa.timestamp("us", z) for z in ("UTC", "Asia/Tokyo"))],
+        ),
+        ([each.replace(tzinfo=None) for each in TIMES], [pa.timestamp("ms"), pa.timestamp("us")]),
+        (TIMES[:1], [pa.timestamp("s", "UTC"), pa.timestamp("us", "UTC")]),
+    ],
+    ids=["decimals", "integers", "instants", "local times", "seconds"],
+)
+def test_equal_keys_are_copies_whatever_their_types(values, types):
+    """A source may change a column's type: its ids would be forgotten, without any error."""
+    texts = [key_columns([pa.array(values, kind)])[0] for kind in types]
+    assert len(set(texts[0].to_pylist())) == len(values)
+    assert all(each.equals(texts[0]) for each in texts)
 
 
 def test_bounds_may_change_and_the_key_may_not(tmp_path):

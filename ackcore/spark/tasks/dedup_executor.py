@@ -140,16 +140,31 @@ class DedupExecutor:
 def key_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
     """Return the columns of a key as binary, the type that they have in the table of keys.
 
-    Values that are neither text nor bytes are converted to text.
+    Values that are neither text nor bytes are converted to text. Equal values have equal texts,
+    because a source may change the scale of a decimal, or the unit or zone of a timestamp.
     """
 
     def is_text(kind: pa.DataType) -> bool:
         return has_offsets(kind) or pa.types.is_fixed_size_binary(kind)
 
     return [
-        (column if is_text(column.type) else as_texts(column)).cast(pa.binary())
+        (column if is_text(column.type) else _texts_by_value(column)).cast(pa.binary())
         for column in columns
     ]
+
+
+def _texts_by_value(column: pa.Array) -> pa.Array:
+    """Return a column as text: without the zeros at the end of decimals; times in µs and UTC."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        unit = "ns" if kind.unit == "ns" else "us"  # a cast from ns could be lossy
+        column = column.cast(pa.timestamp(unit, kind.tz and "UTC"))
+    texts = as_texts(column)
+    if pa.types.is_decimal(kind):
+        # Arrow writes 0E-18 and 1.50E-10.
+        for zeros, rest in ((r"(\.\d*?)0+(E|$)", r"\1\2"), (r"\.(E|$)", r"\1"), ("^0E.*", "0")):
+            texts = pc.replace_substring_regex(texts, zeros, rest)
+    return texts
 
 
 def _some(rows: pa.RecordBatch, chosen: Bools) -> pa.RecordBatch:
