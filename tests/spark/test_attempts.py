@@ -290,7 +290,7 @@ def test_settings_that_do_not_fit_are_refused_by_name(spark):
     ("spark", "by_batch"), [("classic", False), ("connect", True)], indirect=["spark"]
 )
 def test_columns_may_have_any_names(spark, by_batch):
-    """PySpark's mapInArrow takes a dot for one of a field, and a backtick for a quote."""
+    """To mapInArrow, a dot leads to a field, a backtick is a quote, and a star is all columns."""
 
     def of_row(row):
         return row["a.b"] + 1
@@ -302,3 +302,5 @@ def test_columns_may_have_any_names(spark, by_batch):
     found = attempt(frame, of_batch if by_batch else of_row, "`n.m` int")
     assert found.columns == ["a.b", "c`d", "n.m", "error"]
     assert sorted(map(tuple, found.collect())) == [(1, "x", 2, None), (2, "y", 3, None)]
+    starred = attempt(spark.range(2).toDF("*"), lambda row: -row["*"], "n bigint")
+    assert sorted(map(tuple, starred.collect())) == [(0, 0, None), (1, -1, None)]

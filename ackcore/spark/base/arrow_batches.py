@@ -16,12 +16,13 @@ MapInArrow = Callable[[Batches], Batches]
 
 
 def plainly_named(frame: DataFrame) -> DataFrame:
-    """Return the frame itself; if any name has a dot or a backtick, with columns ``_0, _1, ...``.
+    """Return the frame, with columns ``_0, _1, ...`` if any name is ``*`` or has a dot or backtick.
 
-    mapInArrow looks columns up by name, and reads a dot as the access to a field.
+    mapInArrow looks columns up by name. It reads a dot as the access to a field, and ``*`` as all
+    columns.
     """
     names = frame.columns
-    if any("." in name or "`" in name for name in names):
+    if any(name == "*" or "." in name or "`" in name for name in names):
         return frame.toDF(*(f"_{i}" for i in range(len(names))))
     return frame
 
