@@ -9,6 +9,7 @@ import enum
 import math
 import os
 from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,9 @@ ARROW = int(pa.__version__.split(".")[0])
 UTC = dt.UTC
 EAST = dt.timezone(dt.timedelta(hours=5))
 NOON = dt.datetime(2026, 1, 2, 12)
+#: Times that the clocks of a zone show twice in a year, and never: `==` is False in other zones.
+REPEATED = dt.datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+SKIPPED = dt.datetime(2024, 3, 31, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
 ONE_ROW = pa.record_batch({"n": [0]})
 
 
@@ -234,6 +238,11 @@ KEPT = [
     (NOON, pa.timestamp("us")),
     (NOON.replace(tzinfo=EAST), pa.timestamp("us", "UTC")),
     (NOON.replace(tzinfo=UTC), pa.timestamp("s", "Europe/Berlin")),
+    (REPEATED, pa.timestamp("s", "UTC")),
+    (REPEATED.replace(fold=1), pa.timestamp("ms", "UTC")),
+    ({"at": REPEATED}, pa.struct([("at", pa.timestamp("us", "UTC"))])),
+    ([REPEATED.replace(fold=1)], pa.list_(pa.timestamp("us", "UTC"))),
+    ([SKIPPED], pa.list_(pa.timestamp("us", "UTC"))),
     (pd.Timestamp(5), pa.timestamp("ns")),
     (pd.NaT, pa.timestamp("us")),
     (pd.NA, pa.string()),
