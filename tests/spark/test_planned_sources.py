@@ -10,6 +10,7 @@ import shlex
 import sys
 import threading
 import time
+from asyncio import CancelledError
 
 import pyarrow as pa
 import pytest
@@ -279,11 +280,15 @@ class Odd(Table):
             raise KeyError("cursor")
         if self.mistake == "asks for no column":
             raise AnalysisException("no such column")
+        if self.mistake == "exits in plan":
+            raise SystemExit("no cursor")
         return {1, 2} if self.mistake == "no JSON" else super().plan(previous)
 
     def read(self, spark, plan):
         if self.mistake == "raises in read":
             raise KeyError("table")
+        if self.mistake == "is cancelled in read":
+            raise CancelledError("no answer")
         if self.mistake == "no frame":
             return [("a",)]
         return spark.createDataFrame([("a", 1)], "line string, id bigint")
@@ -296,6 +301,8 @@ class Odd(Table):
         ("asks for no column", r"plan\(\) of its source raised AnalysisException: no such"),
         ("no JSON", r"plan\(\) must return a JSON value or None, got set"),
         ("raises in read", r"read\(\) of its source raised KeyError: 'table'. Remove the cause"),
+        ("exits in plan", r"plan\(\) of its source raised SystemExit: no cursor"),
+        ("is cancelled in read", r"read\(\) of its source raised CancelledError: no answer"),
         ("no frame", r"read\(\) must return a DataFrame of the session .*, got builtins.list"),
         ("columns", r"the source's schema, id bigint, line string; got line string, id bigint"),
     ],
@@ -446,10 +453,15 @@ def test_a_report_that_fails_ends_nothing(spark, checkpoint, store, running, cap
         async def done(self, plan):
             raise AssertionError("nobody awaits this")
 
-    sources = {"lines": Deaf("a", "b", "c"), "others": Lazy("d")}
+    class Exits(Table):
+        def done(self, plan):
+            raise SystemExit("cannot note it either")
+
+    sources = {"lines": Deaf("a", "b", "c"), "others": Lazy("d"), "more": Exits("e")}
     on = running(topology(store, **sources), spark, checkpoint)
     on.process_all_available()
-    assert on.counts.acked == 4
+    assert on.counts.acked == 5
+    assert "SystemExit: cannot note it either" in caplog.text
     assert "spout lines: done() of its source raised for the plan" in caplog.text
     assert "OSError: cannot note it" in caplog.text
     assert "done returned a coroutine, which has not run" in caplog.text

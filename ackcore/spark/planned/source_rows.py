@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ackcore.calls.threads import refuse_unrun
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.interrupts import raised_by
 from ackcore.spark.base.session import is_connect, task_slots
 from ackcore.spark.base.versions import Py4JError, from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
@@ -127,16 +128,19 @@ class _Spout:
         self.asked += 1
         asked = self.asked
         previous = None if before.last is None else json.loads(json.dumps(before.last))
-        try:
+
+        def planned() -> tuple[Any, Any]:
             plan = self.source.plan(previous)
-            if plan is not None:
-                # `divided` may change its argument.
-                other = copy(plan) if isinstance(plan, dict | list) else plan
-                plan = self.source.divided(plan, task_slots(self._spark))
-        except Exception as error:
-            if isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException):
-                raise
+            if plan is None:
+                return None, None
+            # `divided` may change its argument.
+            other = copy(plan) if isinstance(plan, dict | list) else plan
+            return self.source.divided(plan, task_slots(self._spark)), other
+
+        found, error = _result(planned)
+        if error is not None:
             raise _raised(where, "plan()", error) from error
+        plan, other = found
         if plan is None:
             self.nothing = asked
             return None
@@ -173,15 +177,13 @@ class _Spout:
 
         Raises SourceError, with the way out, for an error that a repetition would meet again.
         """
-        try:
-            return call()
-        except Exception as error:
-            if isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException):
-                raise
-            own = isinstance(error, SourceError)
-            where = f"spout {self.name!r}, micro-batch {number}"
-            said = str(error) if own else str(_raised(where, what, error))
-            raise SourceError(f"{said}. {self.way_out([plan], said)}") from error
+        found, error = _result(call)
+        if error is None:
+            return found
+        own = isinstance(error, SourceError)
+        where = f"spout {self.name!r}, micro-batch {number}"
+        said = str(error) if own else str(_raised(where, what, error))
+        raise SourceError(f"{said}. {self.way_out([plan], said)}") from error
 
     def way_out(self, plans: Sequence[Any], said: str) -> str:
         """Return a sentence with the command that leaves out the rows of plans for good.
@@ -344,16 +346,15 @@ class SourceRows(PlannedRows):
         for one in self._spouts:
             one.last = _Taken.of(plan.offsets.get(one.name))
         for one in self._spouts:
-            done: Callable[[Any], object] = one.source.done
             for each in one.last.rows:
-                try:
-                    refuse_unrun(done(each), "done")
-                except Exception:
-                    _log.exception(
+                error = raised_by(partial(_report, one.source.done, each))
+                if error is not None:
+                    _log.error(
                         "spout %s: done() of its source raised for the plan %s; the query "
                         "continues",
                         one.name,
                         _shown(json.dumps(each)),
+                        exc_info=error,
                     )
         return {}
 
@@ -384,7 +385,27 @@ class SourceRows(PlannedRows):
         )
 
 
-def _raised(where: str, what: str, error: Exception) -> SourceError:
+def _report(done: Callable[[Any], object], plan: Any) -> None:
+    """Call ``done`` of a source; raise TypeError if it returns a coroutine."""
+    refuse_unrun(done(plan), "done")
+
+
+def _result(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Call code of a source; return its result, or None and an error that a repetition would meet.
+
+    That error may be of any class: SystemExit, or a panic of an extension. Raises errors that may
+    pass, KeyboardInterrupt, and the exceptions of signal handlers.
+    """
+    found: list[Any] = []
+    error = raised_by(lambda: found.append(call()))
+    if error is None:
+        return found[0], None
+    if isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException):
+        raise error
+    return None, error
+
+
+def _raised(where: str, what: str, error: BaseException) -> SourceError:
     said = f"{where}: {what} of its source raised {type(error).__name__}: {one_line(error)}"
     hint = "" if isinstance(error, SourceError) else ". Remove the cause, and start again"
     return SourceError(said + hint)
