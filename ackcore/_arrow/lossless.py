@@ -338,8 +338,10 @@ def _is_same(value: Any, got: Any, arrow_type: pa.DataType) -> bool:
         # A datetime at midnight must not pass for a date.
         return not isinstance(value, datetime.datetime) and bool(value == got)
     if _is_instant(value) and _is_instant(got):
-        # == is never true across zones for a time in an hour that one of them repeats or skips.
-        return bool(value - got == datetime.timedelta(0))
+        # Python compares times of one zone by what its clocks show. Across zones, == is False for
+        # a time in an hour that one of them repeats or skips.
+        shown = value.replace(tzinfo=None) - got.replace(tzinfo=None)
+        return bool(shown == value.utcoffset() - got.utcoffset())
     same = value == got
     return bool(same) or bool(value != value and got != got)
 

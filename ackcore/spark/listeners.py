@@ -63,7 +63,7 @@ class QueryListener:
         batch_id : int
             The micro-batch.
         letters : mapping from str to pyarrow.Table
-            The dead letters by spout, in the columns of `ackcore.spark.dead_letters`, but
+            The dead letters by spout, in the columns of `ackcore.spark.dead_letters` without
             ``spout``, ``replayed`` and ``replay_request``.
         """
 

@@ -39,7 +39,7 @@ AT_MS = "_ackcore_at_ms"
 #: The beginnings of the names of types that a key may not have, in Arrow and in Spark.
 _NO_KEYS = (
     *("float", "double", "halffloat", "struct", "map", "list", "array", "large_list"),
-    *("fixed_size_list", "dictionary", "variant", "interval"),
+    *("fixed_size_list", "dictionary", "variant", "interval", "duration"),
 )
 
 

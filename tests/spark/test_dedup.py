@@ -448,6 +448,16 @@ def test_refused_arguments(arguments, said):
         topology_of(**arguments)
 
 
+@pytest.mark.parametrize("kind", [pa.float64(), pa.list_(pa.int64()), pa.duration("s")], ids=str)
+def test_a_key_of_a_type_without_one_text_per_value_is_refused(kind):
+    """The text of a duration has no unit: 5 s and 5 ms would be copies."""
+    builder = TopologyBuilder()
+    builder.spout("orders", Source(pa.schema([("id", kind)])), dedup="id", within_s=1)
+    builder.bolt("rate", Rate()).shuffle("orders")
+    with pytest.raises(TopologyError, match=r"must name columns of text, .*, got 'id' of"):
+        builder.build()
+
+
 def test_dedup_is_removed_while_a_micro_batch_is_decided(tmp_path):
     """No sink misses the ids of its records, but a sink of the spout would miss its rows."""
     model = DedupModel(tmp_path, {"within_s": WITHIN_S})
@@ -506,9 +516,11 @@ TIMES = (AT, AT.replace(microsecond=500_000), AT.replace(year=1), AT.replace(yea
             [pa.timestamp("ms", "UTC"), *(pa.timestamp("us", z) for z in ("UTC", "Asia/Tokyo"))],
         ),
         ([each.replace(tzinfo=None) for each in TIMES], [pa.timestamp("ms"), pa.timestamp("us")]),
-        (TIMES[:1], [pa.timestamp("s", "UTC"), pa.timestamp("us", "UTC")]),
+        (TIMES[:1], [pa.timestamp(unit, "UTC") for unit in ("s", "us", "ns")]),
+        ([0, 10**15], [pa.timestamp("s", "UTC")]),
+        ([AT.time()], [pa.time64("us"), pa.time64("ns")]),
     ],
-    ids=["decimals", "integers", "instants", "local times", "seconds"],
+    ids=["decimals", "integers", "instants", "local times", "seconds", "far", "times of day"],
 )
 def test_equal_keys_are_copies_whatever_their_types(values, types):
     """A source may change a column's type: its ids would be forgotten, without any error."""

@@ -239,6 +239,8 @@ KEPT = [
     (NOON.replace(tzinfo=EAST), pa.timestamp("us", "UTC")),
     (NOON.replace(tzinfo=UTC), pa.timestamp("s", "Europe/Berlin")),
     (REPEATED, pa.timestamp("s", "UTC")),
+    (SKIPPED, pa.timestamp("s", "Europe/Berlin")),
+    ([SKIPPED], pa.list_(pa.timestamp("us", "Europe/Berlin"))),
     (REPEATED.replace(fold=1), pa.timestamp("ms", "UTC")),
     ({"at": REPEATED}, pa.struct([("at", pa.timestamp("us", "UTC"))])),
     ([REPEATED.replace(fold=1)], pa.list_(pa.timestamp("us", "UTC"))),

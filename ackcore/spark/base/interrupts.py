@@ -165,7 +165,7 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
 
 
 def raised_by(call: Callable[[], object]) -> BaseException | None:
-    """Call user code whose errors must not end the query; return its error, or None.
+    """Call user code; return the error that it raised, of any class, or None.
 
     Raises KeyboardInterrupt, and any exception that a signal handler raised during the call.
     """

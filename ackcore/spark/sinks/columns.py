@@ -245,12 +245,12 @@ def refuse_values(batch: SinkBatch, checks: Sequence[Unfit]) -> None:
 def with_long_name(column: pa.Array, most: int, escape: Callable[[Any], str]) -> pa.BooleanArray:
     """Return which values have more than ``most`` bytes in the name of a partition's directory.
 
-    ``column``: texts, bytes or floats. ``escape``: returns a value as it is in such a name, where a
-    byte has at most four, and padding.
+    ``column``: texts, bytes or floats. ``escape``: returns a value as it is in such a name, where n
+    bytes have at most 4 n + 8.
     """
     some = column.drop_null().unique()
     if not pa.types.is_floating(column.type):
-        some = some.filter(pc.greater(pc.binary_length(some), most // 5))
+        some = some.filter(pc.greater(pc.binary_length(some), most // 4 - 2))
     long = [value for value in some.to_pylist() if len(escape(value)) > most]
     return pc.is_in(column, pa.array(long, column.type))
 

@@ -154,15 +154,15 @@ def key_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
 
 
 def _texts_by_value(column: pa.Array) -> pa.Array:
-    """Return a column as text: without the zeros at the end of decimals; times in µs and UTC."""
-    kind = column.type
-    if pa.types.is_timestamp(kind):
-        unit = "ns" if kind.unit == "ns" else "us"  # a cast from ns could be lossy
-        column = column.cast(pa.timestamp(unit, kind.tz and "UTC"))
+    """Return a column as text: fractions without zeros at the end, and instants in UTC."""
+    kind, is_ = column.type, pa.types
+    if is_.is_timestamp(kind) and kind.tz:
+        column = column.cast(pa.timestamp(kind.unit, "UTC"))
     texts = as_texts(column)
-    if pa.types.is_decimal(kind):
-        # Arrow writes 0E-18 and 1.50E-10.
-        for zeros, rest in ((r"(\.\d*?)0+(E|$)", r"\1\2"), (r"\.(E|$)", r"\1"), ("^0E.*", "0")):
+    if is_.is_decimal(kind) or is_.is_timestamp(kind) or is_.is_time(kind):
+        # Arrow writes 0E-18, 1.50E-10 and 12:00:00.000Z; far times end with +00:00.
+        ends = r"(E|Z|\+|$)"
+        for zeros, rest in ((rf"(\.\d*?)0+{ends}", r"\1\2"), (rf"\.{ends}", r"\1"), ("^0E.*", "0")):
             texts = pc.replace_substring_regex(texts, zeros, rest)
     return texts
 
