@@ -248,4 +248,5 @@ def naming_arguments(public: _Public) -> _Public:
             )
         return public(*args, **keywords)
 
+    checked.__signature__ = inspect.signature(public)  # type: ignore[attr-defined]
     return checked  # type: ignore[return-value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -216,6 +217,12 @@ def test_rows_that_are_no_events_are_refused():
         list(settle_partitions([1, 2, 3]))
     with pytest.raises(TypeError, match="rows: val must be int64"):
         list(settle_partitions([(1, "2", 3)]))
+    # 5.9 would be 5, and the root ACKED.
+    for row in ((1, 5.9, -1), (1.5, 5, -1), (1, 5, -1.9), (2.0**53 + 2**11, 0.5, 0)):
+        with pytest.raises(TypeError, match=r"rows: \w+ must be int\d+: .* would become"):
+            list(settle_partitions([(1, 5, 0), row]))
+    rows = [(np.int64(1), 5.0, np.int32(0)), (1, Decimal(5), -1)]
+    assert [row[1] for row in settle_partitions(rows)] == ["ACKED"]
     with pytest.raises(ValueError, match="rows: root_id must not hold nulls, got 1 of 1 rows"):
         list(settle_partitions([(None, 2, 3)]))
     with pytest.raises(ValueError, match=r"tasks must be .* got -4 in row 1"):

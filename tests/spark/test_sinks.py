@@ -73,8 +73,12 @@ def test_a_function_is_given_a_dataframe_and_the_batch_id(spark, files):
     for lazy in (lambda frame, n: asyncio.sleep(0), lambda frame, n: (yield)):
         with pytest.raises(TypeError, match=r"sink '\w+' returned a \w+, which has not run"):
             as_sink(lazy).write(accepted(spark, files))
-    for lazy in (lambda frame, n: frame.write.mode("append"), lambda frame, n: frame.writeTo("t")):
-        with pytest.raises(TypeError, match=r"a DataFrameWriter\w*, which may have written"):
+    for lazy in (
+        lambda frame, n: frame.write.mode("append"),
+        lambda frame, n: frame.writeTo("t"),
+        lambda frame, n: frame.withColumn("n", frame.n + 1),
+    ):
+        with pytest.raises(TypeError, match=r"a DataFrame\w*, which may have written nothing"):
             as_sink(lazy).write(accepted(spark, files))
 
 
@@ -304,7 +308,7 @@ def test_a_sink_that_cannot_write_the_stream_is_refused():
         check_sink("count", to_parquet("x"), pa.schema([("i", kind)]))
     with pytest.raises(TypeError, match="must be a function of"):
         check_sink("count", 5, None)
-    for writer in (lambda frame: 0, lambda frame, n, more: 0):
+    for writer in (lambda frame: 0, lambda frame, n, more: 0, to_parquet):
         said = r"a function of \(DataFrame, batch_id\).*, got a function of \("
         with pytest.raises(TypeError, match=said):
             check_sink("count", writer, None)

@@ -30,11 +30,19 @@ from ackcore._arrow.arrow_tables import (
     integers,
     settled_to_batch,
 )
+from ackcore._arrow.lossless import array_of
 from ackcore._backend import Ledger, sort_by_shard
 from ackcore._error_hints import naming_arguments
 from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow
-from ackcore.spark.base.reasons import NO_TIME, SHOWN_BEFORE, earliest, look_up, reasons_of
+from ackcore.spark.base.reasons import (
+    NO_TIME,
+    SHOWN_BEFORE,
+    earliest,
+    look_up,
+    one_array,
+    reasons_of,
+)
 from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import Packer, fold, new_ledger
@@ -459,8 +467,8 @@ def _tuple_batch(rows: list[Any]) -> pa.RecordBatch:
     columns = {}
     for (name, kind), values in zip(EVENT_TYPES.items(), zip(*rows, strict=True), strict=False):
         try:
-            columns[name] = pa.array(values, kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            columns[name] = one_array(array_of(values, kind))
+        except ValueError as error:
             raise TypeError(f"rows: {name} must be {kind}: {error}") from None
     return pa.RecordBatch.from_pydict(columns)
 

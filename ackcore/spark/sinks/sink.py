@@ -279,8 +279,11 @@ class Connections(Generic[C]):
             found.close()
 
 
-#: Writers of Spark and Delta, which write when their last method is called.
-_WRITERS = {"DataFrameWriter", "DataFrameWriterV2", "MergeIntoWriter", "DeltaMergeBuilder"}
+#: Writers of Spark and Delta, which write when their last method is called; and frames of rows.
+_UNWRITTEN = {
+    *("DataFrameWriter", "DataFrameWriterV2", "MergeIntoWriter", "DeltaMergeBuilder"),
+    "DataFrame",
+}
 
 
 class FunctionSink(Sink):
@@ -299,16 +302,17 @@ class FunctionSink(Sink):
     def write(self, batch: SinkBatch) -> SinkRejects | None:
         """Call the function; return its result if that is a `SinkRejects`, else None.
 
-        Raises TypeError if it returns a coroutine, a generator, or a writer that was not started.
+        Raises TypeError if it returns a coroutine, a generator, a DataFrame, or a writer that was
+        not started.
         """
         answer = self._function(batch.frame(), batch.batch_id)
         sink = f"sink {batch.sink!r}"
         refuse_unrun(answer, sink)
-        if type(answer).__name__ in _WRITERS:
+        if type(answer).__name__ in _UNWRITTEN:
             raise TypeError(
                 f"{sink} returned a {type(answer).__name__}, which may have written nothing; "
-                "call its last method, such as save(path), saveAsTable(name), append(), merge() or "
-                "execute(), and return None"
+                "call the last method of a writer, such as frame.write.save(path), "
+                "saveAsTable(name), append(), merge() or execute(), and return None"
             )
         return answer if isinstance(answer, SinkRejects) else None
 
