@@ -343,3 +343,19 @@ def test_the_rows_are_read_for_the_schema_once(path, tmp_path, monkeypatch):
     monkeypatch.setattr(type(batch), "schema", lambda self: reads.append(1) or read(self))
     sink.write(batch)
     assert len(reads) <= 2
+
+
+@pytest.mark.parametrize(
+    ("there", "have"),
+    [
+        (pa.struct([("c", pa.null())]), pa.struct([("c", pa.int64())])),
+        (pa.int64(), pa.list_(pa.int64())),
+        (pa.list_(pa.date32()), pa.list_(pa.bool_())),
+    ],
+    ids=str,
+)
+def test_a_column_of_a_type_that_cannot_be_cast_is_refused_at_the_start(path, there, have):
+    """No row is at fault, so the micro-batch could never be written."""
+    deltalake.DeltaTable.create(str(path), schema=pa.schema([("v", there)]))
+    with pytest.raises(ValueError, match=r"column 'v' of .* is .*, and no .* can be cast to that"):
+        started(path, pa.schema([("v", have)]))

@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +26,7 @@ from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.sinks.columns import (
     Unfit,
     check_keys,
+    has_wrong,
     lacking,
     last_of_each_key,
     longest_name,
@@ -303,8 +306,9 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         """Return the table's columns to write; they may include columns that the stream lacks.
 
         Columns that Delta computes are left out of appended rows. Raises ValueError if the table
-        lacks a column or a struct field of the stream, or the stream lacks a NOT NULL struct field
-        or, without keys, a NOT NULL column. ``what``: the beginning of the message.
+        lacks a column or a struct field of the stream, a column of the stream cannot be cast to the
+        table's, or the stream lacks a NOT NULL struct field or, without keys, a NOT NULL column.
+        ``what``: the beginning of the message.
         """
         columns = pa.schema(table.schema().to_arrow())
         require_columns(what, self._shown, stream.names, columns.names)
@@ -313,6 +317,17 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 f"{what}: {self._shown} has no field {name!r}; add it (ALTER TABLE ... ADD "
                 "COLUMN), or have the bolt emit no such field"
             )
+        for field in columns:
+            if field.name in stream.names:
+                have = stream.field(field.name).type
+                try:
+                    has_wrong(pa.array([], have), field.type, _cast)
+                except pa.ArrowNotImplementedError:
+                    raise ValueError(
+                        f"{what}: column {field.name!r} of {self._shown} is {field.type}, and no "
+                        f"{have} can be cast to that; have the bolt emit {field.type}, or change "
+                        "the table's column"
+                    ) from None
         if not self.keys:
             fields = table.schema().fields
             computed = {field.name for field in fields if _COMPUTED in field.metadata}
@@ -643,6 +658,15 @@ def _recomputed(table: DeltaTable, stream: Container[str], keys: Container[str])
         if changed:
             found[_quoted(field.name)] = expression
     return found
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
+    """Cast a column, as a test for `has_wrong`: raise ArrowNotImplementedError if no value can be.
+
+    Arrow casts empty nested columns without a look at the types within.
+    """
+    cast_column(column, kind)
+    return np.zeros(len(column), np.bool_)
 
 
 def _rows(batch: SinkBatch, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
