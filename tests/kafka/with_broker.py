@@ -27,4 +27,6 @@ def main(command: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] in ([], ["-h"], ["--help"]):
+        sys.exit(__doc__)
     sys.exit(main(sys.argv[1:]))

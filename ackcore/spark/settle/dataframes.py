@@ -96,9 +96,10 @@ def settle(
     ----------
     events : pyspark.sql.DataFrame
         The columns ``root_id bigint, val bigint, task int``, in any order, and optionally ``ts_ms
-        bigint`` (the time of the event) and ``reason string`` (null except for FAILs). A task >= 0
-        is an INIT by that spout task with its init val, -1 an ACK with its ack val, -2 a FAIL and
-        -3 a RESET; the vals of the last two are ignored. Or the result of `combine`.
+        bigint`` (the time of the event) and ``reason string`` (pass null except for FAILs: a reason
+        of another message may be kept, too). A task >= 0 is an INIT by that spout task with its
+        init val, -1 an ACK with its ack val, -2 a FAIL and -3 a RESET; the vals of the last two are
+        ignored. Or the result of `combine`.
     shards : int, optional
         The number of ledgers among which roots are divided, each settled by one task. By default
         one for each core, more if one had over 32 MiB of events, fewer if one had less than 1 MiB;
