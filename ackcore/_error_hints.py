@@ -218,7 +218,8 @@ def naming_arguments(public: _Public) -> _Public:
             if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
                 setattr(public, name, naming_arguments(method))
         return public
-    parameters = inspect.signature(public).parameters.values()
+    signature = inspect.signature(public)
+    parameters = signature.parameters.values()
     own = [each for each in parameters if each.name != "self"]
     names = [each.name for each in own if each.kind is not each.VAR_POSITIONAL]
     ordered = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -248,5 +249,5 @@ def naming_arguments(public: _Public) -> _Public:
             )
         return public(*args, **keywords)
 
-    checked.__signature__ = inspect.signature(public)  # type: ignore[attr-defined]
+    checked.__signature__ = signature  # type: ignore[attr-defined]
     return checked  # type: ignore[return-value]

@@ -487,7 +487,7 @@ def _callable(given: _Given, name: str) -> _Given:
 _Table = TypeVar("_Table", Entries, Outcomes)
 
 
-#: The numbers of rows, sorted by label, and for each label the part of them that it has.
+#: The row numbers sorted by label, and for each label the slice of them that has it.
 _Groups = tuple[npt.NDArray[np.intp], list[tuple[int, slice]]]
 
 

@@ -20,7 +20,7 @@ __m128i load_stamps(const bucket_t *bucket) { /* and overflow_count, which calle
     return _mm_cvtsi32_si128(word);
 }
 #endif
-/* One bit a slot: those that are free; higher bits are undefined. */
+/* A bit for each slot, set if the slot is free; higher bits are undefined. */
 INLINE uint32_t free_unmasked(const bucket_t *bucket) {
 #if SIMD >= 1
     return (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(load_stamps(bucket), _mm_setzero_si128()));

@@ -23,7 +23,7 @@ from ackcore._arrow.shown import shown_values
 
 #: Types of values that fit a column type without loss, or that Arrow itself refuses.
 _FIT: tuple[tuple[tuple[str, ...], frozenset[type]], ...] = (
-    (("is_integer",), frozenset({int})),
+    (("is_integer",), frozenset({int, *(np.dtype(c).type for c in np.typecodes["AllInteger"])})),
     (("is_float64",), frozenset({int, float})),
     (("is_boolean",), frozenset({bool})),
     (("is_string", "is_large_string"), frozenset({str})),

@@ -335,7 +335,8 @@ class Endpoints:
         Returns None if an endpoint is open, or if all are on trial: the end of a trial call opens
         its endpoint.
 
-        It is never too late if that endpoint has refused only once since its last answer. For one
+        The time is never too late if the first endpoint has refused only once since its last
+        answer. For one
         that refuses repeatedly, ``wait_ns`` counts as at least a second.
         """
         for consumer in self._consumers:

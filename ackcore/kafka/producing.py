@@ -237,7 +237,7 @@ class Deliveries:
         """Queue a message, or wait until the queue has room. `flush` waits for its delivery.
 
         Raises DeliveryError if this message cannot be queued, or an earlier one was not delivered.
-        Only each 1,000th call and a wait for room look for the latter.
+        Only each 1,000th call, and a call that waits for room, checks the earlier messages.
 
         ``value``, ``key``: text is sent as UTF-8. ``partition``: by default librdkafka chooses it,
         by the key if there is one.
@@ -303,11 +303,11 @@ class Deliveries:
             time.sleep(_PAUSE_S)  # some calls fail without having waited
 
     def call_apart(self, what: str, function: Callable[..., object], *args: object) -> None:
-        """Call a function that may ignore its time-out as `call` does, in a separate thread; wait.
+        """Call a function as `call` does, but in a separate thread, and wait for it.
 
-        Raises DeliveryError also if the function has not returned 5 s after its time-out of 30 s.
-        The producer is then abandoned without closing it, which would wait for the function. The
-        next producer with its transactional id fences it.
+        The function may ignore its time-out. Raises DeliveryError also if the function has not
+        returned 5 s after its time-out of 30 s. The producer is then abandoned without closing it,
+        which would wait for the function. The next producer with its transactional id fences it.
         """
         raised: list[BaseException] = []
         done = threading.Event()

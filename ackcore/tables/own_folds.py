@@ -115,7 +115,7 @@ class BatchFold(Aggregate):
         return self._checked(self.fold(rows, starts), "fold", len(groups))
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Call `merge` until each key has one state, without states of nulls; null if all are."""
+        """Call `merge` until each key has one state; null if the key has only null states."""
         present = np.logical_or.reduce([valid_of(state) for state in states])
         rows, starts, kept = groups.only(present)
         groups_of = KeyGroups(rows, np.append(starts, len(rows)))

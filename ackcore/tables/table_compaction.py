@@ -1,10 +1,10 @@
 """Compaction: the choice of the segments of a table that are merged.
 
-The oldest segments are the base: their ranges are disjoint.  All newer ones are deltas, at first
-one of all hashes per micro-batch, or several of disjoint ranges if it has many rows.  A merge is of
-a range of hashes, so that it takes a bounded time: the merged segments lose the range, and keep the
-rest until later merges take it.  The choice depends on the segments alone: a driver that starts
-continues where another one ended.
+The oldest segments are the base: their ranges are disjoint.  All newer ones are deltas.  A
+micro-batch adds one delta of all hashes, or several of disjoint ranges if it has many rows.  A
+merge is of a range of hashes, so that it takes a bounded time: the merged segments lose the range,
+and keep the rest until later merges take it.  The choice depends on the segments alone: a driver
+that starts continues where another one ended.
 """
 
 from __future__ import annotations

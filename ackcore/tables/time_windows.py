@@ -69,9 +69,8 @@ class Window:
     def times(self, column: pa.Array) -> tuple[Int64s, Bools]:
         """Return the time of each row in microseconds since 1970, and whether it is usable.
 
-        Times that are null are not, and neither are times that are not in the years 1 to 9999 with
-        all of their windows: few sinks and no Python value can hold others.  They are returned as
-        0.
+        A time is unusable if it is null, or if it or one of its windows is not in the years 1 to
+        9999: few sinks and no Python value can hold such a time.  It is returned as 0.
         """
         values: Int64s = column.cast(pa.int64()).fill_null(0).to_numpy()
         per_second = _PER_SECOND[column.type.unit]
@@ -120,7 +119,7 @@ class Window:
     def closes_between(self, from_ms: int, until_ms: int) -> bool:
         """Return whether a window can close when the bound rises between these times, in ms.
 
-        Windows close whose times of closing are above ``from_ms``, up to ``until_ms``.
+        A window can close if its time of closing is above ``from_ms`` and at most ``until_ms``.
         """
         if self.step_ms is None:
             return from_ms < until_ms

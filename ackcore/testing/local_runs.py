@@ -265,7 +265,8 @@ class LocalRuns:
         return {name: table.schema for name, table in self._rows.items()} | closed
 
     def on_progress(self, progress: Progress, counts: Counts) -> None:
-        """Store a micro-batch's report; count those in a row whose records were all unavailable."""
+        """Store a micro-batch's report; count the last micro-batches whose records were all
+        unavailable."""
         self._progress.append(progress)
         waits = progress.uncounted == progress.failed > 0 and not progress.acked
         self._in_vain = self._in_vain + 1 if waits else 0

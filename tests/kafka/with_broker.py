@@ -28,5 +28,6 @@ def main(command: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:] in ([], ["-h"], ["--help"]):
-        sys.exit(__doc__)
-    sys.exit(main(sys.argv[1:]))
+        print(__doc__)
+    else:
+        sys.exit(main(sys.argv[1:]))

@@ -141,7 +141,7 @@ def test_a_text_that_is_too_long_for_a_directory_is_refused(path, tmp_path, keys
 
 @pytest.mark.parametrize("keys", [None, "n"])
 def test_a_float_that_is_too_long_for_a_directory_is_refused(path, tmp_path, keys):
-    """deltalake writes all its digits into the name."""
+    """deltalake writes all digits of a float into the name of the directory."""
     schema = pa.schema([("n", pa.int64()), ("k", pa.float64())])
     deltalake.DeltaTable.create(str(path), schema=schema, partition_by=["k"])
     sink = started(path, schema, keys=keys)
@@ -343,6 +343,12 @@ def test_the_rows_are_read_for_the_schema_once(path, tmp_path, monkeypatch):
     monkeypatch.setattr(type(batch), "schema", lambda self: reads.append(1) or read(self))
     sink.write(batch)
     assert len(reads) <= 2
+
+
+def test_a_dictionary_of_the_columns_type_is_written(path, tmp_path):
+    deltalake.DeltaTable.create(str(path), schema=pa.schema([("v", pa.decimal128(5, 2))]))
+    schema = pa.schema([("v", pa.dictionary(pa.int32(), pa.decimal128(5, 2)))])
+    started(path, schema)
 
 
 @pytest.mark.parametrize(

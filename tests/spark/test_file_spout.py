@@ -705,7 +705,7 @@ def test_times_of_every_year_are_read(folder):
 @pytest.mark.parametrize("at", ["x", "l"])
 @pytest.mark.parametrize("time", [1, -1, 2**62 + 1])
 def test_times_of_int96_whose_nanoseconds_would_be_cut_are_refused(folder, kind, at, time):
-    """Other writers than Spark store them. The file is read if another column has them."""
+    """Other writers than Spark store such times. The file is read if another column has them."""
     listed, ns = pa.list_(pa.timestamp("ns")), pa.timestamp("ns")
     good = {"x": pa.array([None, 10**18], ns), "l": pa.array([[], [5000, None]], listed)}
     bad = {"x": pa.array([10**18, time], ns), "l": pa.array([None, [5000, time]], listed)}

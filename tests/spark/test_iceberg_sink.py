@@ -188,7 +188,7 @@ def test_a_codec_that_pyiceberg_cannot_write_is_refused(lake, files, codec):
 
 
 def test_a_codec_of_newer_versions_of_pyarrow_is_refused_or_written(lake, files):
-    """pyarrow 19 does not have it."""
+    """pyarrow 19 does not have lz4_raw."""
     with table(lake).transaction() as change:
         change.set_properties({"write.parquet.compression-codec": "lz4_raw"})
     sink = to_iceberg("shop.words", lake)
@@ -407,7 +407,7 @@ def test_floats_that_a_partition_does_not_tell_apart_are_refused(lake, tmp_path,
 
 @pytest.mark.parametrize("place", ["new rows", "rows of a file that is replaced"])
 def test_rows_that_pyiceberg_writes_twice_are_not_committed(lake, tmp_path, monkeypatch, place):
-    """Here zeros of a table that was not partitioned before, or that are not checked."""
+    """The rows are 0.0 and -0.0, which the sink did not refuse."""
     schema = pa.schema([("k", pa.float64()), ("n", pa.int64())])
     create(lake, "shop.parts", schema)
     sink = to_iceberg("shop.parts", lake, keys="n")
@@ -426,7 +426,7 @@ def test_rows_that_pyiceberg_writes_twice_are_not_committed(lake, tmp_path, monk
 
 @pytest.mark.parametrize("keys", [None, "k"])
 def test_texts_behind_which_pyiceberg_finds_no_bound_are_refused(lake, tmp_path, keys):
-    """It adds 1 to the 16th letter of the last text."""
+    """pyiceberg adds 1 to the 16th letter of the last text."""
     struct = pa.struct([("t", pa.string())])
     schema = pa.schema([("k", pa.string()), ("s", struct), ("n", pa.int64())])
     create(lake, "shop.bounds", schema)

@@ -124,7 +124,7 @@ RAISED = "CREATE TRIGGER t BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION 
 @pytest.mark.parametrize("keys", [None, "word"])
 @pytest.mark.parametrize("state", ["P0001", "45000", "38000"])
 def test_rows_over_which_a_trigger_raises_are_refused(on_postgres, tmp_path, keys, state):
-    """MySQL sends it for SIGNAL."""
+    """MySQL sends 45000 for SIGNAL."""
     raises = RAISES.format(5).replace("NEW.n;", f"NEW.n USING ERRCODE = '{state}';", 1)
     on_postgres.execute(BARE, raises, RAISED)
     some = [("a", 1, None), ("b", 9, None), ("c", None, None)]

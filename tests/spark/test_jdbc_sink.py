@@ -202,17 +202,23 @@ def test_times_without_a_zone_are_kept_in_each_zone_of_the_jvm(derby, tmp_path, 
 # -- rows that are refused -------------------------------------------------------------------------
 
 
+def asked_moves(monkeypatch):
+    """Return a list to which each later call of `_try_move` adds its arguments."""
+    move, asked = jdbc_transaction.JdbcTransaction._try_move, []
+
+    def counted(self, *of):
+        asked.append(of)
+        return move(self, *of)
+
+    monkeypatch.setattr(jdbc_transaction.JdbcTransaction, "_try_move", counted)
+    return asked
+
+
 @pytest.mark.parametrize("keys", [None, "word"])
 def test_what_all_rows_violate_is_looked_for_up_to_a_number(derby, tmp_path, monkeypatch, keys):
     """And nothing of the micro-batch is written: neither the other rows nor its number."""
     derby.execute(TABLE)
-    taken, asked = jdbc_transaction.JdbcTransaction._try_move, []
-
-    def counted(self, *of):
-        asked.append(of)
-        return taken(self, *of)
-
-    monkeypatch.setattr(jdbc_transaction.JdbcTransaction, "_try_move", counted)
+    asked = asked_moves(monkeypatch)
     monkeypatch.setattr(rejects, "MAX_REFUSED", 5)
     sink = derby.sink(keys=keys)
     some = [("a", 1, None), *((f"b{i}", 1000 + i, None) for i in range(500)), ("c", 3, None)]
@@ -300,13 +306,7 @@ def test_rows_over_which_a_trigger_raises_are_refused(only_numbers, tmp_path, ke
 def test_a_trigger_that_raises_over_all_of_several_rows_refuses_none(
     only_numbers, tmp_path, monkeypatch, n, tried
 ):
-    taken, asked = jdbc_transaction.JdbcTransaction._try_move, []
-
-    def counted(self, *of):
-        asked.append(of)
-        return taken(self, *of)
-
-    monkeypatch.setattr(jdbc_transaction.JdbcTransaction, "_try_move", counted)
+    asked = asked_moves(monkeypatch)
     monkeypatch.setattr(jdbc_transaction, "_HOPELESS", 5)
     file = row_file(tmp_path, [("x", number, None) for number in range(n)], batch=n)
     with pytest.raises(SinkRejects if n == 1 else SinkUnavailable):

@@ -77,9 +77,23 @@ def test_a_function_is_given_a_dataframe_and_the_batch_id(spark, files):
         lambda frame, n: frame.write.mode("append"),
         lambda frame, n: frame.writeTo("t"),
         lambda frame, n: frame.withColumn("n", frame.n + 1),
+        lambda frame, n: frame,
     ):
         with pytest.raises(TypeError, match=r"a DataFrame\w*, which may have written nothing"):
             as_sink(lazy).write(accepted(spark, files))
+
+
+def test_a_function_may_return_the_result_of_a_command_or_a_frame_of_pandas(spark, files, tmp_path):
+    """Spark has run the command when `sql` returns."""
+    insert = f"INSERT OVERWRITE DIRECTORY '{tmp_path / 'out'}' USING parquet SELECT * FROM v"
+
+    def write(frame, number):
+        frame.createOrReplaceTempView("v")
+        return frame.sparkSession.sql(insert)
+
+    as_sink(write).write(accepted(spark, files))
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 6
+    as_sink(lambda frame, n: frame.toPandas()).write(accepted(spark, files))
 
 
 VALUES = {

@@ -77,7 +77,7 @@ class ClientThread(threading.Thread):
             self._client = make_client(settings, self._commits.answered)
         except BaseException:
             if self._dead_letters is not None:
-                self._dead_letters.close()  # not by the garbage collector, while it runs
+                self._dead_letters.close()  # else the garbage collector would close it
             raise
         self._topics = TopicWatch(settings, now_ms())
         #: The ids that topics had when they were last read.

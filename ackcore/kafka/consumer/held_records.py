@@ -594,7 +594,10 @@ class HeldRecords:
             self._wake()
 
     def metadata_too_large(self, metadata: str) -> bool:
-        """Make later metadata shorter than these, which the broker refused; return False for ""."""
+        """Make later metadata shorter than ``metadata``, which the broker refused.
+
+        Returns False for "", which cannot be shorter.
+        """
         return self._metadata.too_large(metadata)
 
     # How much may be read.
@@ -610,7 +613,7 @@ class HeldRecords:
         return max(min(free), limit // 8, 1) if free else 0
 
     def pauses(self) -> tuple[list[Key], list[Key]]:
-        """Return the partitions to pause and those to resume; the next call takes both as done."""
+        """Return the partitions to pause and to resume: the changes since the last call."""
         waiting, waiting_bytes = self._waiting_now()
         pause: list[Key] = []
         resume: list[Key] = []

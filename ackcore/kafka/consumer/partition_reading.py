@@ -335,9 +335,10 @@ class PartitionReading:
         return watermarks(self._client, keys)
 
     def _truncations(self, marks: Mapping[Key, tuple[int, int]]) -> Mapping[Key, int]:
-        """Return the offset at which the log of a partition differs from the one that was read.
+        """Return the first offset at which each truncated log differs from the one that was read.
 
-        Partitions without an answer are left out. ``marks``: from `_marks_of`.
+        Other partitions are left out, and all of them if the brokers do not answer. ``marks``: from
+        `_marks_of`.
         """
         with self._changed:
             positions = {key: self._held.position(key) for key in marks}

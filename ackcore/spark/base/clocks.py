@@ -41,7 +41,7 @@ class SteadyClock:
         self._lock = threading.Lock()
 
     def __call__(self) -> int:
-        """Return milliseconds, never less than before. Raises TypeError if the clock is no int."""
+        """Return milliseconds, never less than before; TypeError if the clock returns no int."""
         with self._lock:
             now = read_clock(self._clock) + self._ahead
             if now < self._last:

@@ -44,7 +44,7 @@ def failures(roots: Int64s, spouts: Sequence[str], reasons: pa.Array) -> pa.Tabl
 #: Reasons of roots: the time of the failure in milliseconds since 1970, and the encoded reason.
 REASON_SCHEMA = pa.schema([("root_id", pa.int64()), ("ms", pa.int64()), ("text", pa.string())])
 
-#: The time of a reason that an earlier settle has already returned: the least, so that it is kept.
+#: The time of a reason that an earlier settle returned: the lowest, so that this reason is kept.
 SHOWN_BEFORE = -(2**63)
 #: The time of reasons in events without times, so that only texts are compared.
 NO_TIME = 0

@@ -233,7 +233,7 @@ def _close(records: Records | None, lock: Lock | None) -> None:
 
 
 def letters_url(records: Records, url: str) -> str:
-    """Return the recorded path or URL of a checkpoint's dead letters; else that within ``url``."""
+    """Return the recorded path or URL of the dead letters, or else the default within ``url``."""
     return remembered_letters(records) or url + WITHIN
 
 

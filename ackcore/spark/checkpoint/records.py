@@ -149,7 +149,7 @@ class Records:
             )
 
     def has_moved(self) -> bool:
-        """Return whether the head has changed since it was read; False once this driver put one."""
+        """Return whether the head changed since it was read; False once this driver has put one."""
         if self.owned:
             return False
         found = self._store.get(HEAD)

@@ -94,8 +94,8 @@ def skip_planned(
     FileNotFoundError
         If there is no checkpoint.
     ValueError
-        If no micro-batch is planned and undecided, its plan has no such rows, as after a first
-        call, the spout reads Kafka, or ``files`` is empty.
+        If no micro-batch is planned and undecided; if its plan has no such rows, perhaps after an
+        earlier call; if the spout reads Kafka; or if ``files`` is empty.
     StateError
         If the checkpoint cannot be read or written; `CheckpointInUse` while a driver holds it.
     """

@@ -108,7 +108,7 @@ class Waiting(BySpout[Part]):
         return min(found, default=None)
 
     def due(self, now_ms: int) -> int:
-        """Return the number of rows in recorded segments that are due at ``now_ms``, since 1970."""
+        """Return the number of rows in recorded segments that are due at ``now_ms``."""
         return sum(len(each.due_ms) for each in self._due_rows(now_ms))
 
     def _due_rows(self, now_ms: int) -> Iterator[_DueRows]:

@@ -314,6 +314,6 @@ def _late_text(table: TableSpec, window: Window, limit: int, replayed: bool) -> 
 
 def _timeless_text(table: TableSpec, window: Window) -> str:
     return (
-        f"its {window.time!r} is null, or a window of it in table {table.name!r} is not in the "
+        f"its {window.time!r} is null, or one of its windows in table {table.name!r} is not in the "
         "years 1 to 9999; emit a time, or leave the row out"
     )

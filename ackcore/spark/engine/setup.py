@@ -114,8 +114,8 @@ class Backlog(NamedTuple):
     """The parts of a source, such as partitions of a topic, with rows for later micro-batches."""
 
     parts: Sequence[str]
-    #: By part, whether the micro-batch reads none of its rows. False if the reason is that this
-    #: part's server, and not all servers, did not answer.
+    #: By part, whether the micro-batch reads none of its rows. False if the server of this part did
+    #: not answer, but another server did.
     waits: Sequence[bool]
     #: By task, its ranges in order: the number of the part, or -1 if the range is of no such part,
     #: and the maximum number of rows.
@@ -152,8 +152,8 @@ class PlannedRows:
     def replaced(self, plan: Plan) -> str | None:
         """Return a text about rows that were replaced since the plan was made, or None.
 
-        With a text, the run does not count, and the micro-batch runs again. None may also mean that
-        the source does not answer. A source whose changed rows end the query raises SourceError.
+        If a text is returned, the run does not count, and the micro-batch runs again. None may also
+        mean that the source does not answer. Raises SourceError if changed rows end the query.
         """
         return None
 

@@ -140,8 +140,9 @@ class KafkaSources(PlannedRows):
     def mended(self, plan: Plan) -> Plan:
         """Return a plan without the offsets that were deleted after it was stored.
 
-        Dead letters name these. ``plan`` has no decision yet. Returns the same object if no offsets
-        were deleted. Raises OffsetsRefused if a spout with ``lost="refuse"`` has such offsets.
+        Dead letters name the deleted offsets. ``plan`` has no decision yet. Returns the same object
+        if no offsets were deleted. Raises OffsetsRefused if a spout with ``lost="refuse"`` has such
+        offsets.
         """
         found = {}
         for name, one, before in self._planned(plan):

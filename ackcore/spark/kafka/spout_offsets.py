@@ -305,9 +305,9 @@ class SpoutOffsets:
     def mended(self, plan: OffsetPlan) -> OffsetPlan:
         """Return a plan without the offsets that were deleted after it was stored.
 
-        They are in its ``lost``. ``plan`` has no decision yet. Returns the same object if no
-        offsets were deleted, or Kafka does not answer. Raises OffsetsRefused if some were, and the
-        spout has ``lost="refuse"``.
+        The new plan has them in ``lost``. ``plan`` has no decision yet. Returns the same object if
+        no offsets were deleted, or Kafka does not answer. Raises OffsetsRefused if some were, and
+        the spout has ``lost="refuse"``.
         """
         keys = sorted({(one.topic, one.partition) for some in plan.tasks for one in some})
         if not keys:

@@ -168,7 +168,7 @@ def without_deleted(
 ) -> tuple[OffsetPlan, list[SkippedRange]]:
     """Return a plan without the ranges that were deleted after it was stored, and these ranges.
 
-    The plan has them in ``lost``, with a dead record each. They are joined across tasks.
+    The plan's ``lost`` has these ranges, joined across tasks, with a dead record for each.
 
     ``plan``: a stored plan without a decision. ``name``: the name of the spout. ``lows``: the first
     offset of each partition that answered. ``topic_ids``: the present ids of the topics. If a topic

@@ -32,7 +32,7 @@ LINE_FORMATS = ("json", "csv")
 FORMATS = ("text", *LINE_FORMATS, "parquet")
 #: Suffixes of compressed files, and Arrow's names of their codecs. Parquet compresses by itself.
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
-#: The first bytes of compressed content; of Brotli there are none. Only bzip2's could begin a text.
+#: The first bytes of compressed content, except Brotli's. Only those of bzip2 could begin a text.
 _BEGINNINGS = {
     "gzip": rb"\x1f\x8b\x08",
     "bz2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)",

@@ -99,9 +99,9 @@ class _Spout:
     def look(self, number: int) -> bool:
         """Return whether the source has new rows; keep their plan for `take`.
 
-        Does not ask the source again while a kept plan is valid. ``number``: the micro-batch's, for
-        errors. Raises OSError, EOFError or an error of Spark if a repetition may help, else
-        SourceError.
+        Does not call the source again while a kept plan is valid. ``number``: the number of the
+        micro-batch, for errors. Raises OSError, EOFError or an error of Spark if a repetition may
+        help, else SourceError.
         """
         with self._planning:
             last = self.last

@@ -245,8 +245,8 @@ def refuse_values(batch: SinkBatch, checks: Sequence[Unfit]) -> None:
 def with_long_name(column: pa.Array, most: int, escape: Callable[[Any], str]) -> pa.BooleanArray:
     """Return which values have more than ``most`` bytes in the name of a partition's directory.
 
-    ``column``: texts, bytes or floats. ``escape``: returns a value as it is in such a name, where n
-    bytes have at most 4 n + 8.
+    ``column``: texts, bytes or floats. ``escape``: returns the text of a value in such a name: at
+    most 4 n + 8 bytes for a value of n bytes.
     """
     some = column.drop_null().unique()
     if not pa.types.is_floating(column.type):

@@ -177,8 +177,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
         Also raises TypeError if two names differ only in case. Raises ValueError if the stream
         lacks a key, an existing table lacks a column or a struct field, or the stream lacks a NOT
-        NULL field or, without keys, a NOT NULL column. Types are not compared with the table's.
-        Raises ValueError for a table that deltalake cannot write or, with keys, cannot update.
+        NULL field or, without keys, a NOT NULL column. Raises ValueError if a column cannot be cast
+        to the table's, or if deltalake cannot write the table or, with keys, update it.
         Raises SinkUnavailable if the storage fails.
         """
         what = f"sink {sink!r}"
@@ -321,7 +321,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             if field.name in stream.names:
                 have = stream.field(field.name).type
                 try:
-                    has_wrong(pa.array([], have), field.type, _cast)
+                    has_wrong(pa.nulls(0, have), field.type, _cast)
                 except pa.ArrowNotImplementedError:
                     raise ValueError(
                         f"{what}: column {field.name!r} of {self._shown} is {field.type}, and no "

@@ -98,12 +98,10 @@ def to_iceberg(
     ImportError
         If pyiceberg is not installed: it comes with ``ackcore[iceberg]``.
 
-    Notes
-    -----
-    A row with a null in a required column, text that is not UTF-8 or has the unassigned letter
-    U+D7FF, a date or time outside the years 1 to 9999, or a value that a partition cannot store is
-    refused: its record becomes a dead letter, and the other rows are written. If another writer
-    commits while the sink writes, the sink fails and is called again.
+    Notes ----- A row with a null in a required column, text that is not UTF-8 or has the unassigned
+    letter U+D7FF before its end, a date or time outside the years 1 to 9999, or a value that a
+    partition cannot store is refused: its record becomes a dead letter, and the other rows are
+    written. If another writer commits while the sink writes, the sink fails and is called again.
     """
     return IcebergSink(table, catalog, keys)
 
@@ -432,9 +430,9 @@ def _check_count(rows: int, written: int) -> None:
 
 
 def _bound_checks(schema: pa.Schema) -> Iterator[Unfit]:
-    """Yield a check for the texts of each column, for whose beginning pyiceberg computes a bound.
+    """Yield a check for each column with text, since pyiceberg must compute a bound of the text.
 
-    It adds 1 to the last letter of the beginning, and behind U+D7FF there is no letter.
+    It adds 1 to the last letter of the beginning, and U+D7FF plus 1 is a surrogate.
     """
     for field in schema:
         if has_type(field.type, is_text):
@@ -456,7 +454,7 @@ def _has_no_bound(column: pa.Array) -> pa.BooleanArray:
 
 
 def _partition_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
-    """Yield checks for values for which the table's partitions have no value or too long a name.
+    """Yield checks for values that a partition cannot store, or whose directory name is too long.
 
     ``metadata``: pyiceberg's metadata of the table. ``schema``: the stream's columns.
     """
@@ -486,9 +484,9 @@ def _partition_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
 
 
 def _is_nan_or_negative_zero(column: pa.Array) -> pa.BooleanArray:
-    """Return which floats are NaN, for which pyiceberg fails, or -0.0.
+    """Return which floats are NaN or -0.0. pyiceberg fails for NaN.
 
-    It selects the rows of each partition by ``==``, so it writes -0.0 twice beside rows of 0.0.
+    It selects the rows of each partition by ``==``, so it would write -0.0 twice beside 0.0.
     """
     values = column.fill_null(1.0).to_numpy(False)
     return pa.array(np.isnan(values) | ((values == 0) & np.signbit(values)))

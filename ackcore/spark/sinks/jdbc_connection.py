@@ -49,7 +49,7 @@ class JdbcError(RuntimeError):
     def __init__(self, message: str, sqlstate: str = "", shown: str | None = None) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate  # "" if it is not known
-        #: Whether a trigger or a routine of the user raised the error, over a row or over all.
+        #: Whether a trigger or a routine of the user raised the error, for one row or for all rows.
         self.is_raised = sqlstate.startswith(_RAISED)
         self.connecting = False  # whether the connection failed to open
         self.shown = message if shown is None else shown  # the message without values of rows

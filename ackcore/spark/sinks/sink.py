@@ -279,11 +279,8 @@ class Connections(Generic[C]):
             found.close()
 
 
-#: Writers of Spark and Delta, which write when their last method is called; and frames of rows.
-_UNWRITTEN = {
-    *("DataFrameWriter", "DataFrameWriterV2", "MergeIntoWriter", "DeltaMergeBuilder"),
-    "DataFrame",
-}
+#: Writers of Spark and Delta, which write when their last method is called.
+_WRITERS = {"DataFrameWriter", "DataFrameWriterV2", "MergeIntoWriter", "DeltaMergeBuilder"}
 
 
 class FunctionSink(Sink):
@@ -302,15 +299,19 @@ class FunctionSink(Sink):
     def write(self, batch: SinkBatch) -> SinkRejects | None:
         """Call the function; return its result if that is a `SinkRejects`, else None.
 
-        Raises TypeError if it returns a coroutine, a generator, a DataFrame, or a writer that was
-        not started.
+        Raises TypeError if it returns a coroutine, a generator, a DataFrame that is not the result
+        of a command, or a writer that was not started.
         """
-        answer = self._function(batch.frame(), batch.batch_id)
-        sink = f"sink {batch.sink!r}"
+        frame = batch.frame()
+        answer = self._function(frame, batch.batch_id)
+        sink, kind = f"sink {batch.sink!r}", type(answer).__name__
         refuse_unrun(answer, sink)
-        if type(answer).__name__ in _UNWRITTEN:
+        # The result of a command such as INSERT, which has run, is a local DataFrame.
+        is_local = getattr(answer, "isLocal", None)
+        is_lazy = answer is frame or (kind == "DataFrame" and is_local and not is_local())
+        if is_lazy or kind in _WRITERS:
             raise TypeError(
-                f"{sink} returned a {type(answer).__name__}, which may have written nothing; "
+                f"{sink} returned a {kind}, which may have written nothing; "
                 "call the last method of a writer, such as frame.write.save(path), "
                 "saveAsTable(name), append(), merge() or execute(), and return None"
             )

@@ -136,9 +136,9 @@ class WindowFold(TableFold):
     """The fold of one micro-batch into one table with windows.
 
     ``files``: the files of the checkpoint's tables. ``shape``: the table. ``number``: the
-    micro-batch. ``now_ms``: the bound until which windows were closed before: windows that close
-    now are in all reads of the fold, and merges do not drop them yet. ``after``: the watermarks
-    after the micro-batch.
+    micro-batch. ``now_ms``: the time until which windows were closed before the micro-batch. All
+    reads of the fold include windows that close now, and merges do not drop them yet. ``after``:
+    the watermarks after the micro-batch.
     """
 
     _after: WindowWatermarks

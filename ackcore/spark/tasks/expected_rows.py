@@ -42,8 +42,9 @@ class ExpectedRows:
     def passing(self, source: str, stream: str, rows: AnchoredRows) -> AnchoredRows:
         """Return the rows that meet all expectations of their stream; fail or drop the others.
 
-        A row for which a check raises fails, also with ``on_fail="drop"``. If a row misses one with
-        ``on_fail="fail"``, or a function has a wrong result, set ``fatal`` and return no row.
+        A row for which a check raises fails, also with ``on_fail="drop"``. If a row misses an
+        expectation with ``on_fail="fail"``, or a function has a wrong result, set ``fatal`` and
+        return no row.
         """
         checks = self._checks.get((source, stream), ())
         n = len(rows)

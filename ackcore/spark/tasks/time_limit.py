@@ -52,7 +52,7 @@ class TimeLimit:
             faulthandler.cancel_dump_traceback_later()
 
     def progressed(self) -> None:
-        """Restart the timer of `on`, as one of several inputs is done; at most every 0.25 s."""
+        """Restart the timer of `on` after one of several inputs; at most once every 0.25 s."""
         # Each restart makes a thread, so restarts are limited.
         if self._limit_s is not None and time.monotonic() - self._set_s > _OFTEN_S:
             self._set(self._limit_s)
