@@ -62,8 +62,14 @@ def _choose() -> tuple[str, ModuleType]:
     return "python", _load("python")
 
 
-#: "native" or "python", and the module of that backend.
-backend, implementation = _choose()
+if TYPE_CHECKING:
+    from ackcore import _reference
+
+    backend: str
+    implementation = _reference
+else:
+    #: "native" or "python", and the module of that backend.
+    backend, implementation = _choose()
 
 
 def kafka_implementation() -> ModuleType:
@@ -91,27 +97,15 @@ def kafka_implementation() -> ModuleType:
         return importlib.import_module("ackcore._reference")
 
 
-# The functions hash, reorder and divide columns.
-if TYPE_CHECKING:
-    from ackcore._reference import Ledger as Ledger
-    from ackcore._reference import OffsetTracker as OffsetTracker
-    from ackcore._reference import fingerprint as fingerprint
-    from ackcore._reference import gather_binary as gather_binary
-    from ackcore._reference import hash_binary as hash_binary
-    from ackcore._reference import hash_fixed as hash_fixed
-    from ackcore._reference import sort_by_shard as sort_by_shard
-    from ackcore._reference import split_by_shard as split_by_shard
-    from ackcore._reference import take_shard as take_shard
-else:
-    Ledger = implementation.Ledger
-    OffsetTracker = implementation.OffsetTracker
-    fingerprint = implementation.fingerprint
-    gather_binary = implementation.gather_binary
-    hash_binary = implementation.hash_binary
-    hash_fixed = implementation.hash_fixed
-    sort_by_shard = implementation.sort_by_shard
-    split_by_shard = implementation.split_by_shard
-    take_shard = implementation.take_shard
+Ledger = implementation.Ledger
+OffsetTracker = implementation.OffsetTracker
+fingerprint = implementation.fingerprint
+gather_binary = implementation.gather_binary
+hash_binary = implementation.hash_binary
+hash_fixed = implementation.hash_fixed
+sort_by_shard = implementation.sort_by_shard
+split_by_shard = implementation.split_by_shard
+take_shard = implementation.take_shard
 
 
 @runtime_checkable

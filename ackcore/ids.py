@@ -22,30 +22,18 @@ cipher: an attacker can choose ids that collide.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 from ackcore._arguments import component_key
 from ackcore._backend import implementation
 from ackcore._columns import as_count, as_id
 
-if TYPE_CHECKING:
-    from ackcore._reference import (
-        IdSource,
-        acker_task,
-        edge_id,
-        edge_ids,
-        root_id,
-        root_ids,
-        xor_by_parent,
-    )
-else:
-    IdSource = implementation.IdSource
-    acker_task = implementation.acker_task
-    edge_id = implementation.edge_id
-    edge_ids = implementation.edge_ids
-    root_id = implementation.root_id
-    root_ids = implementation.root_ids
-    xor_by_parent = implementation.xor_by_parent
+IdSource = implementation.IdSource
+acker_task = implementation.acker_task
+edge_id = implementation.edge_id
+edge_ids = implementation.edge_ids
+root_id = implementation.root_id
+root_ids = implementation.root_ids
+xor_by_parent = implementation.xor_by_parent
 
 __all__ = [
     "IdSource",

@@ -21,9 +21,7 @@ import numpy.typing as npt
 
 from ackcore import _arguments
 from ackcore._columns import as_count, as_id, id_column, same_length, signed, task_column
-from ackcore._records import Int32s, Int64s
-
-UInt64s = npt.NDArray[np.uint64]
+from ackcore._records import Int32s, Int64s, UInt64s
 
 ALL_BITS = 2**64 - 1
 #: Multiples of the golden ratio visit all 64-bit words, and near ones are far apart.

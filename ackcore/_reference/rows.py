@@ -22,10 +22,18 @@ import numpy.typing as npt
 from ackcore import _arguments
 from ackcore._arguments import MAX_SHARDS
 from ackcore._columns import as_count, as_id, id_column, same_length, signed, task_column
-from ackcore._records import Int32s, Int64s, UInt8s
-from ackcore._reference.id_hashes import ALL_BITS, GOLDEN, UInt64s, mix, mix_many
+from ackcore._records import Int32s, Int64s, UInt8s, UInt64s
+from ackcore._reference.id_hashes import ALL_BITS, GOLDEN, mix, mix_many
 
-_SPREAD = np.uint64(0x0E9846AF9B1A615D)
+_U64 = np.uint64
+
+_SPREAD = _U64(0x0E9846AF9B1A615D)
+_VALUE = 0x2545F4914F6CDD1D
+_NO_VALUE = 0x6A09E667F3BCC909
+_NEXT_COLUMN = 0xD1342543DE82EF95
+_FINGERPRINT = 0x3C6EF372FE94F82B
+#: The number of words of a fingerprint that are mixed at once, which fit in a cache.
+_WORDS = 1 << 15
 
 
 def split_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
@@ -76,16 +84,6 @@ def take_shard(
     mine = order[start : start + int(counts[wanted])]
     found = None if times is None else times[mine].view(np.int64)
     return roots[mine].view(np.int64), xors[mine].view(np.int64), kinds[mine], found
-
-
-_U64 = np.uint64
-
-_VALUE = 0x2545F4914F6CDD1D
-_NO_VALUE = 0x6A09E667F3BCC909
-_NEXT_COLUMN = 0xD1342543DE82EF95
-_FINGERPRINT = 0x3C6EF372FE94F82B
-#: The number of words of a fingerprint that are mixed at once, which fit in a cache.
-_WORDS = 1 << 15
 
 
 def fold_values(hashes: Int64s, value_hashes: npt.NDArray[Any], valid: Any = None) -> None:

@@ -104,7 +104,20 @@ class Checkpoint:
         # One at a time: a commit in a thread continues after its waiting task was cancelled.
         with self._committing:
             self._refuse_closed()
-            self._commit(committed)
+            if committed < self.committed:
+                raise ValueError(
+                    f"committed must be at least {self.committed}, the committed position, got "
+                    f"{committed}; to process records again, use another checkpoint, or delete "
+                    "this one"
+                )
+            if committed == self.committed and self._path.exists():
+                return
+            kept = {"version": _VERSION, "committed": committed, "crc32": _check(committed)}
+            hidden = self._path.with_name(f".{self._path.name}.new")
+            write_synced(hidden, lambda file: file.write(json.dumps(kept).encode()))
+            hidden.replace(self._path)
+            sync_directory(self._path.parent)
+            self.committed = committed
 
     def _refuse_closed(self) -> None:
         if not self._lock.is_open:
@@ -112,21 +125,6 @@ class Checkpoint:
                 f"the checkpoint {self._path} is closed, or belongs to the process that forked "
                 "this one; commit in that process, or open it again when that has closed it"
             )
-
-    def _commit(self, committed: int) -> None:
-        if committed < self.committed:
-            raise ValueError(
-                f"committed must be at least {self.committed}, the committed position, got "
-                f"{committed}; to process records again, use another checkpoint, or delete this one"
-            )
-        if committed == self.committed and self._path.exists():
-            return
-        kept = {"version": _VERSION, "committed": committed, "crc32": _check(committed)}
-        hidden = self._path.with_name(f".{self._path.name}.new")
-        write_synced(hidden, lambda file: file.write(json.dumps(kept).encode()))
-        hidden.replace(self._path)
-        sync_directory(self._path.parent)
-        self.committed = committed
 
     def close(self) -> None:
         """Release the lock after a running `commit`; then another `Checkpoint` can open the file.

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -35,7 +34,6 @@ from ackcore.kafka.kafka_errors import ConsumerError, NoToken, error_text, is_fa
 from ackcore.kafka.producing import PASSING
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 #: Kafka's own topics. Patterns of Java's consumer do not match them either. A consumer that reads
 #: the first one would write a record into it with each commit.
@@ -151,16 +149,20 @@ def wait_until_known(
     return True
 
 
-def ask_brokers(ask: Callable[[], _T], what: str) -> _T:
-    """Return the result of ``ask``, called again while a leader, coordinator or group is moving.
+def ask_brokers(ask: Callable[[], list[TopicPartition]], what: str) -> list[TopicPartition]:
+    """Return the partitions that ``ask`` returns, once none of them has an error.
 
-    Raises ConsumerError at once for other errors, and if this takes longer than 30 s. ``what``
-    names the request in the message.
+    Calls ``ask`` again while a leader, coordinator or group is moving. Raises ConsumerError at once
+    for another error, of the request or of a partition, and if this takes longer than 30 s.
+    ``what`` names the request in the message.
     """
     until = time.monotonic() + REQUEST_S
     while True:
         try:
-            return ask()
+            answered = ask()
+            error = next((one.error for one in answered if one.error is not None), None)
+            if error is None:
+                return answered
         except KafkaException as raised:
             error = raised.args[0]
         if error.code() not in _MOVING or time.monotonic() > until:
@@ -171,12 +173,16 @@ def ask_brokers(ask: Callable[[], _T], what: str) -> _T:
         time.sleep(_PAUSE_S)
 
 
-def checked_answer(partitions: list[TopicPartition]) -> list[TopicPartition]:
-    """Return the partitions of an answer unchanged; raise KafkaException if one has an error."""
-    for found in partitions:
-        if found.error is not None:
-            raise KafkaException(found.error)
-    return partitions
+def offsets_at(client: Consumer, keys: Iterable[Key], at: int, what: str) -> dict[Key, int]:
+    """Return the offset of each partition at OFFSET_BEGINNING, OFFSET_END or a time.
+
+    ``at``: one of these, or milliseconds since 1970. Of a time, the offset is that of the first
+    record with this time or a later one, -1 without such a record. ``what``, and the errors: see
+    `ask_brokers`.
+    """
+    asked = [TopicPartition(*key, at) for key in keys]
+    answered = ask_brokers(lambda: client.offsets_for_times(asked, REQUEST_S), what)
+    return {(one.topic, one.partition): one.offset for one in answered}
 
 
 def watermarks(client: Consumer, keys: Sequence[Key]) -> dict[Key, tuple[int, int]]:
@@ -192,16 +198,8 @@ def watermarks(client: Consumer, keys: Sequence[Key]) -> dict[Key, tuple[int, in
         return {}
     (topic, number), more = keys[0], f" and {counted(len(keys) - 1, 'other')}"
     what = f"the first and last offset of {topic}-{number}{more if len(keys) > 1 else ''}"
-
-    def ask(end: int) -> dict[Key, int]:
-        asked = [TopicPartition(*key, end) for key in keys]
-        # Brokers are asked for them by these numbers, as for the offsets of times.
-        answered = ask_brokers(
-            lambda: checked_answer(client.offsets_for_times(asked, REQUEST_S)), what
-        )
-        return {(one.topic, one.partition): one.offset for one in answered}
-
-    low, high = ask(OFFSET_BEGINNING), ask(OFFSET_END)
+    low = offsets_at(client, keys, OFFSET_BEGINNING, what)
+    high = offsets_at(client, keys, OFFSET_END, what)
     return {key: (low[key], high[key]) for key in keys}
 
 

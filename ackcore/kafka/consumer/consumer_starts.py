@@ -24,12 +24,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from ackcore.kafka.cluster import Cluster, ClusterFailed
 from ackcore.kafka.commit_metadata import CommitOrigin
-from ackcore.kafka.consumer.consumer_client import (
-    REQUEST_S,
-    ask_brokers,
-    checked_answer,
-    watermarks,
-)
+from ackcore.kafka.consumer.consumer_client import REQUEST_S, ask_brokers, offsets_at, watermarks
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import Key
 from ackcore.kafka.kafka_errors import ConsumerError, OffsetsOutOfRange
@@ -75,7 +70,7 @@ def decide_starts(
     log = settings.client.logger(_log)
     asked = [TopicPartition(*_key(each)) for each in partitions]
     found = ask_brokers(
-        lambda: checked_answer(client.committed(asked, REQUEST_S)),
+        lambda: client.committed(asked, REQUEST_S),
         f"the committed offsets of group {settings.group_id!r}",
     )
     goes_on = [_continued(each, settings, ids.get(each.topic), seen) for each in found]
@@ -238,9 +233,5 @@ def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) 
     wanted = time_ms(settings.start)
     if wanted is None or not keys:
         return {}
-    asked = [TopicPartition(*key, wanted) for key in keys]
-    answered = ask_brokers(
-        lambda: checked_answer(client.offsets_for_times(asked, REQUEST_S)),
-        f"the first offsets of {settings.start}",
-    )
-    return {(one.topic, one.partition): one.offset for one in answered if one.offset >= 0}
+    found = offsets_at(client, keys, wanted, f"the first offsets of {settings.start}")
+    return {key: offset for key, offset in found.items() if offset >= 0}
