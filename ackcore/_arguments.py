@@ -245,8 +245,8 @@ def in_place(column: Any, name: str) -> Int64s:
 def valid_column(valid: Any, rows: int) -> UInt8s | None:
     """Return a column of booleans or bytes, 0 for a row without a value, as a uint8 array.
 
-    None, which means that all rows have a value, is returned unchanged. Raises ValueError if the
-    column does not have ``rows`` rows.
+    None, which means that all rows have a value, is returned unchanged. Raises TypeError for
+    another type, and ValueError for another layout or if there are not ``rows`` rows.
     """
     if valid is None:
         return None

@@ -188,9 +188,11 @@ def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -
 
 
 def refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
-    """Return None if a function can be called with these arguments; otherwise its signature.
+    """Return None if a function accepts this number of positional arguments, else its signature.
 
-    A function whose signature Python cannot read is assumed to accept them.
+    ``arguments``: a text for each argument; only their number matters. Does not call the function.
+    A function whose signature Python cannot read is assumed to accept them. The signature is a text
+    without annotations, such as ``"(record, *, limit=3)"``.
     """
     try:
         # Do not follow a wrapper: it may accept fewer arguments and add others.

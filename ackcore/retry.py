@@ -42,7 +42,7 @@ class Decided(NamedTuple):
 
 
 def whole_ms(seconds: float) -> int:
-    """Return a time in seconds as whole milliseconds, at least 1."""
+    """Return a time in seconds as whole milliseconds, rounded to the nearest, at least 1."""
     return max(1, round(seconds * 1000))
 
 
@@ -121,9 +121,9 @@ def unavailable_ms(
     service that is down for long is called in ever longer intervals, up to ``cap_ms``, each at
     least half as long as all earlier ones together.
 
-    ``attempt``: the attempt that failed, at least 0. ``known_ms``: the time since the message was
-    first seen, in milliseconds. ``base_ms``, ``cap_ms``: as for `backoff_ms`. Raises ValueError if
-    a number is out of range. The result is always the same for the same arguments.
+    ``attempt``: the attempt that failed; a negative one raises ValueError. ``known_ms``: the time
+    since the message was first seen, in milliseconds. ``base_ms``, ``cap_ms``: as for `backoff_ms`.
+    The result is always the same for the same arguments.
     """
     widest = max(capped_doubling(base_ms, attempt + 1, cap_ms), min(known_ms, cap_ms))
     upper = widest - widest // 2
@@ -160,7 +160,8 @@ class Policy(NamedTuple):
     ) -> NextAttempt | None:
         """Decide whether a failed record is retried, and when.
 
-        Raises ValueError if ``attempt`` is negative, or the policy's numbers are out of range.
+        Raises ValueError if ``attempt`` is negative, or if the record is retried and the policy's
+        delays are out of range.
 
         ``message_id``: the record's id. ``attempt``: the attempt that failed, from 0. ``now_ms``:
         the time at which the delay begins, in milliseconds; on Spark that of the micro-batch's
@@ -198,7 +199,8 @@ class Policy(NamedTuple):
     ) -> Decided:
         """Decide whether failed records are retried, and when: `decide` for columns.
 
-        Raises ValueError if the columns differ in length, or in the cases of `decide`.
+        Raises ValueError if the columns differ in length, an attempt is negative, or the policy's
+        delays are out of range.
 
         ``message_ids``: the ids of the records. ``attempts``: the attempts that failed. ``now_ms``:
         as for `decide`. ``final``: whether each reason excludes another attempt; by default none
