@@ -56,7 +56,8 @@ def component_key(component: Any) -> int:
 
     ``component``: a component's name, which is hashed, or a 64-bit int, signed or not, whose bits
     are used unchanged. The result, an int in -2**63..2**63-1, can be passed in place of the name.
-    Raises TypeError for other types, and OverflowError for an int of more than 64 bits.
+    Raises TypeError for other types, OverflowError for an int of more than 64 bits, and ValueError
+    for a name that is not valid Unicode.
     """
     if isinstance(component, str):
         return hash_name(component)

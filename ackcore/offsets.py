@@ -128,11 +128,11 @@ def encode_state(
     limit: int = KAFKA_LIMIT,
     wide: bool = True,
 ) -> Commit:
-    """Return the commit of a partition in a state, without making a tracker.
+    """Return the commit of a partition in a state, as `encode_metadata` does for a tracker.
 
     ``generation``: the number of the partition's assignment. ``state``: the result of
-    `OffsetTracker.state`. It is not checked. ``deployment``, ``limit``, ``wide``, and the errors:
-    see `encode_metadata`.
+    `OffsetTracker.state`; its parts are not compared. ``deployment``, ``limit``, ``wide``, and the
+    errors: see `encode_metadata`.
     """
     limit = as_count(limit, "limit", LEAST_LIMIT)
     deployment = as_id(deployment, "deployment")

@@ -347,7 +347,7 @@ class OffsetTracker:
 
 
 def _joined(runs: Iterable[Run]) -> Iterator[Run]:
-    """Yield sorted runs, with adjacent ones joined."""
+    """Yield the given runs, which must be in order, with adjacent ones joined."""
     last: Run | None = None
     for start, end in runs:
         if last is not None and last[1] == start:

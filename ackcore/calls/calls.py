@@ -206,7 +206,10 @@ class CallLoop(asyncio.SelectorEventLoop):
         self.run_forever()
 
     def cancel_all(self) -> None:
-        """Cancel all running tasks, and give them two seconds to release their resources."""
+        """Cancel all tasks of this loop, and give them two seconds to release their resources.
+
+        Does nothing if another event loop runs in this thread.
+        """
         if in_event_loop():
             return  # collected as garbage within another loop: coroutines cannot run
         there = asyncio.all_tasks(self)

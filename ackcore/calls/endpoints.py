@@ -286,9 +286,10 @@ class Endpoints:
         """Pause an endpoint that refuses calls: briefly at first, then twice as long each time.
 
         The longest is what the error requests, or else ``breaker_reset_s``, and at least a second.
+        With ``breaker_failures=None`` no endpoint is paused.
         """
         if self._settings.breaker_failures is None:
-            return  # without a breaker, endpoints are not paused either
+            return
         pace = self._paces.get(consumer.name)
         if pace is None:
             if not consumer.is_open:

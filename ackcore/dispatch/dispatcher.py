@@ -186,7 +186,8 @@ class Dispatcher:
         self._batch = as_count(batch, "batch", 1)
         if key is not None and self._batch > 1:
             raise ValueError(
-                "key cannot be combined with batch > 1: the records of a batch have different keys"
+                "key cannot be combined with batch > 1: the records of a batch have different "
+                "keys; leave one of the two out"
             )
         if getattr(chooser, "keyed", False) and key is None:
             raise ValueError(

@@ -135,7 +135,9 @@ class Http(Target):
         refuse_lazy(headers, "headers")
         refuse_lazy(encode, "encode")
         if is_async(decode):  # one with ``yield`` may serve a caller of `call`
-            raise TypeError(f"decode must be a plain function, got {decode!r} with 'async'")
+            raise TypeError(
+                f"decode must be a plain function, got {decode!r} with 'async'; use a plain 'def'"
+            )
         self._headers = headers if callable(headers) else None
         self._head = self._head_of({} if headers is None or callable(headers) else headers)
         self._encode = _as_body if encode is None else encode
@@ -152,7 +154,9 @@ class Http(Target):
         body = self._encode(item)
         if not isinstance(body, (bytes, bytearray, memoryview)):
             # Other buffers are sent, too, but their length may count no bytes.
-            raise TypeError(f"encode must return bytes, got {type(body).__name__}")
+            raise TypeError(
+                f"encode must return bytes, got {type(body).__name__}; a text has .encode()"
+            )
         body = bytes(body)
         head = self._head if self._headers is None else self._new_head(self._headers)
         is_json = self._names_json and not isinstance(item, (bytes, bytearray, memoryview, str))

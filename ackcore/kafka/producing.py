@@ -89,6 +89,7 @@ _REMEDIES = {
     ),
     KafkaError._MSG_TIMED_OUT: "check that the brokers can be reached and have enough replicas",
     KafkaError._TIMED_OUT: "check that the brokers can be reached",
+    KafkaError._TRANSPORT: "check that the brokers can be reached",
 }
 
 
