@@ -191,7 +191,10 @@ class OffsetTracker:
         return 1
 
     def _pass(self, position: int) -> None:
-        """Mark the offsets below a position that were not emitted as done: they do not exist."""
+        """Raise the position; offsets below it that were not emitted do not exist, and are done.
+
+        A position that is not higher changes nothing.
+        """
         if position <= self._position:
             return
         self._position = position

@@ -188,8 +188,8 @@ class Http(Target):
     def _head_of(self, given: Mapping[str, str]) -> bytes:
         """Return the request line and headers, without the last line end.
 
-        Raises ValueError if a name is given twice, is one that `Http` sets, or is no header's name;
-        or if a value has control characters.
+        Raises ValueError if a name is given twice, is Content-Length or Transfer-Encoding, or is no
+        header's name; or if a value has control characters.
         """
         replaced = {name.lower() for name in given}
         if len(replaced) < len(given) or replaced & {"content-length", "transfer-encoding"}:

@@ -234,7 +234,7 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
 def _described(error: BaseException) -> tuple[bytes | None, Exception]:
     """Return an error's pickle, and an Unavailable, Reject or RuntimeError with its text.
 
-    The pickle is None if unpickling would not return an equal error.
+    The pickle is None if unpickling would not return an error of the same class and text.
     """
     pickled: bytes | None = None
     with suppress(Exception):

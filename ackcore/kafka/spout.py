@@ -139,7 +139,7 @@ class KafkaSpout:
         return self.schema.set(place, pa.field("value", self.value_type))
 
     def reads(self, topic: str) -> bool:
-        """Return whether a topic of this name is, or would be, read."""
+        """Return whether a topic's name is one of ``topics``, or matches all of ``pattern``."""
         if self.topics is not None:
             return topic in self.topics
         return re.fullmatch(self.pattern or "", topic) is not None

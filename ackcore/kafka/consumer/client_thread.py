@@ -266,7 +266,8 @@ class ClientThread(threading.Thread):
     def _store_last_letters(self, letters: list[DyingRecord]) -> None:
         """Store the last dead letters before the consumer ends with `TooManyDead`.
 
-        Otherwise each new start would read the same records and end again. Waits up to ``drain_s``.
+        Otherwise each new start would read the same records and end again. Waits up to ``drain_s``;
+        if that is 0, or without ``dead_letters``, does nothing.
         """
         if self._dead_letters is None or not self.drain_s:
             return  # without a wait, the letter would be stored and its record read again
