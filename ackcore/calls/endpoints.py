@@ -264,8 +264,8 @@ class Endpoints:
     ) -> None:
         """Record that a call raised, or timed out.
 
-        A `Retry` pauses the endpoint. Other errors of the whole call (`CallSettings.is_of_call`)
-        count for its breaker. Any further error is an answer.
+        A `Retry` that is not final pauses the endpoint. Other errors of the whole call
+        (`CallSettings.is_of_call`) count for its breaker. Any further error is an answer.
         """
         counts = self._settings.is_of_call(error)
         self._windows.take_back(lease, dropped=counts, again=False, timed_out=timed_out)

@@ -234,7 +234,7 @@ class TokenBucket:
         return int(self._due_ns - self._slack_ns) + 1
 
     def take(self, now_ns: int, tokens: float = 1) -> None:
-        """Take tokens. Missing ones are a debt, which delays calls.
+        """Take tokens, also more than the bucket has: `ready_ns` is then later.
 
         ``now_ns``: the time now, in nanoseconds; the caller waits until `ready_ns` first.
         """

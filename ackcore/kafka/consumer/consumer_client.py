@@ -70,8 +70,8 @@ _Refused = list[tuple[KafkaError, PartitionCommit]]
 def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> Consumer:
     """Make the client of a consumer.
 
-    Raises ConsumerError if librdkafka refuses the settings, or ``oauth_cb`` gives no token. When it
-    is polled, it calls ``on_commit`` with the result of each asynchronous commit.
+    Raises ConsumerError if librdkafka refuses the settings, or ``oauth_cb`` gives no token. When
+    the client is polled, it calls ``on_commit`` with the result of each asynchronous commit.
     """
     own: dict[str, Value] = {
         "logger": settings.client.client_logger(_log),

@@ -594,9 +594,9 @@ class HeldRecords:
             self._wake()
 
     def metadata_too_large(self, metadata: str) -> bool:
-        """Make later metadata shorter than ``metadata``, which the broker refused.
+        """Make later metadata shorter, or ASCII only, after the broker refused ``metadata``.
 
-        Returns False for "", which cannot be shorter.
+        Returns False for "", which cannot be shorter; else True.
         """
         return self._metadata.too_large(metadata)
 
