@@ -398,7 +398,7 @@ cdef class Ledger:
             The time in milliseconds; the clock's by default.  Unused without ``timeout_ms``.
         timeout_ms : int, optional
             The time-out: an entry whose last message is older is decided too.  By default none
-            times out.  It raises ValueError in a ledger without a clock.
+            times out.  A time-out raises ValueError in a ledger without a clock.
 
         Returns
         -------

@@ -129,7 +129,8 @@ cdef class OffsetTracker:
             The offsets, in any order within a column.  Pass columns in the order of reading: an
             offset below the `position` has no effect, unless it waits.
         generation : int, optional
-            The generation that read them; this tracker's by default.
+            The generation that read them; this tracker's by default.  Offsets of another one have
+            no effect, and are counted as stale in `stats`.
 
         Returns
         -------
@@ -171,7 +172,9 @@ cdef class OffsetTracker:
         return apply_offsets(self, offsets_ack, offsets, generation)
 
     def failed(self, offsets, generation=None):
-        """Mark offsets as failed: each waits until it is emitted again, and its `attempt` grows.
+        """Mark offsets in flight as failed: each waits until it is emitted again.
+
+        Its `attempt` grows by 1.
 
         Parameters
         ----------

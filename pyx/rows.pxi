@@ -33,7 +33,8 @@ def hash_fixed(hashes, data, width, valid=None):
     width : int
         The number of bytes of a number: 1, 2, 4, 8, 16 or 32.
     valid : column of bool or uint8, shape (n,), optional
-        0 for a null row, whose hash is a constant, whatever ``data`` has there.
+        0 for a null row, whose hash is a constant, whatever ``data`` has there.  By default no row
+        is null.
 
     Raises
     ------

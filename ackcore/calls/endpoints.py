@@ -337,8 +337,7 @@ class Endpoints:
         its endpoint.
 
         The time is never too late if the first endpoint has refused only once since its last
-        answer. For one
-        that refuses repeatedly, ``wait_ns`` counts as at least a second.
+        answer. For one that refuses repeatedly, ``wait_ns`` counts as at least a second.
         """
         for consumer in self._consumers:
             if consumer.is_open:

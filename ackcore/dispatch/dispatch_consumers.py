@@ -29,7 +29,7 @@ class Target:
         -------
         None, bytes or array of bool
             With ``batch=``, a bitmap of the records that failed (`ackcore.flow.Batch.failed`); None
-            if none did.
+            if none did. Without ``batch=``, the result is ignored.
 
         Raises
         ------

@@ -108,8 +108,8 @@ class FlowController:
     def add(self, name: Hashable) -> None:
         """Add a consumer, and wake threads that wait for room.
 
-        Raises ValueError if there is a consumer of that name. Raises TypeError if the constructor's
-        ``limit`` made an object that is no `Limit`.
+        Raises ValueError if there is a consumer of that name, or its `Limit` allows no tuple.
+        Raises TypeError if the constructor's ``limit`` made an object that is no `Limit`.
         """
         limit = DelayTarget(clock=self._clock) if self._make_limit is None else self._make_limit()
         if not isinstance(limit, Limit):
@@ -172,6 +172,8 @@ class FlowController:
 
     def try_acquire(self, item: Any = None, key: Hashable = None) -> Lease | None:
         """Return a lease for a tuple, which names its consumer, or None if there is no room.
+
+        With a chooser by key, also return None while another tuple of the key is not done.
 
         Parameters
         ----------

@@ -52,7 +52,7 @@ class Batch(Sequence[Any]):
 
         Parameters
         ----------
-        bitmap : bytes, or array of bool, shape (n,)
+        bitmap : bytes, or array or list of bool, shape (n,)
             Record i failed if item i is set. As bytes or an array of uint8: bit ``i % 8`` of byte
             ``i // 8`` (`numpy.packbits` with ``bitorder="little"``) of ``ceil(n / 8)`` bytes;
             further bits of the last byte are 0.
@@ -63,8 +63,10 @@ class Batch(Sequence[Any]):
 
         Raises
         ------
-        TypeError, ValueError
-            If it is neither bytes nor boolean, or its length does not match this batch.
+        TypeError
+            If it is neither bytes nor boolean.
+        ValueError
+            If its length does not match this batch.
         """
         n = len(self.records)
         if isinstance(bitmap, (bytes, bytearray, memoryview)):

@@ -431,7 +431,7 @@ class Consumer:
 
         ``drain_s``: seconds to wait for answers, instead of the consumer's ``drain_s``.
         ``timeout_s``: the longest wait after the drain, in seconds, for brokers that do not answer.
-        Kubernetes gives a terminated pod 30 s by default.
+        Kubernetes gives a terminated pod 30 s by default. A second call waits for the same end.
 
         Raises
         ------
