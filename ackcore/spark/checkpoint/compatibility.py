@@ -346,14 +346,14 @@ def losses(recorded: Mapping[str, TableState], tables: Mapping[str, Any]) -> lis
     """
     found = []
     for name, table in recorded.items():
+        if not table.rows:
+            continue
         was, now = table.structure["aggregates"], tables.get(name, {}).get("aggregates")
-        rows = f"{table.rows:,} row{'' if table.rows == 1 else 's'}"
+        rows = counted(table.rows, "row")
         if table.structure["ttl_s"] is not None:
             rows = f"at most {rows}"  # expired ones may still count
         gone = ", ".join(repr(value) for value in was if value not in (now or (END,)))
         new = ", ".join(repr(value) for value in now or () if value not in was)
-        if not table.rows:
-            continue
         if now is None and name.endswith(DEDUP):
             found.append(f"ids of spout {name.removesuffix(DEDUP)!r} deleted ({rows})")
         elif now is None:

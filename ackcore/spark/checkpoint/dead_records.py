@@ -17,32 +17,21 @@ from ackcore.spark.base.letter_columns import as_tracked, as_written
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import without_room
 from ackcore.spark.base.schemas import TRACKING, FailedFile
-from ackcore.spark.checkpoint.table_cache import BySpout, TableCache
+from ackcore.spark.checkpoint.table_cache import BySpout, RecordFile, TableCache
 
 #: Most rows without room to wait that are in memory with their reason.
 _ROWS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class DeadFile:
+class DeadFile(RecordFile):
     """Dead records in a recorded Arrow file: ``rows`` of its rows, from row ``start`` on.
 
     ``no_room``: the value of `max_waiting` if they died because so many records waited.
     """
 
-    cache: TableCache
-    file: str  # relative to <checkpoint>/ackcore/state
-    rows: int
     start: int = 0
     no_room: int | None = None
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def body(self) -> dict[str, Any]:
-        """Return the JSON object that describes the records in a decision."""
-        names = ("file", "rows", "start", "no_room")
-        return {name: getattr(self, name) for name in names}
 
     def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
         """Yield tables of the records: the `TRACKING` columns and, with ``payload``, the source's.
@@ -64,20 +53,10 @@ class DeadFile:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLettersFile:
+class DeadLettersFile(RecordFile):
     """Dead records in a recorded Parquet file, in the format of the dead-letter store."""
 
-    cache: TableCache
-    file: str
-    rows: int
     nbytes: int
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def body(self) -> dict[str, Any]:
-        """Return the JSON object that describes the records in a decision."""
-        return {"file": self.file, "rows": self.rows, "nbytes": self.nbytes}
 
     def path(self) -> Place:
         """Return the path or URL of the file.

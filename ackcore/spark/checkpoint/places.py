@@ -111,8 +111,7 @@ class RunPlaces:
                 shutil.rmtree(run, ignore_errors=True)
 
     def _directories(self) -> list[Path]:
-        is_there = self._root is not None and self._root.is_dir()
-        return list(self._root.iterdir()) if self._root is not None and is_there else []
+        return [] if self._root is None or not self._root.is_dir() else [*self._root.iterdir()]
 
     def remove_done(self, number: int) -> None:
         """Delete the files of runs of micro-batches up to ``number``, now or in a later call."""

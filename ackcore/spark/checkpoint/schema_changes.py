@@ -44,10 +44,10 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
     The result has the `TRACKING` columns, then those of ``schema``, in its order and of its types.
     It is ``table`` itself if the columns did not change.
     """
-    was = pa.schema([table.schema.field(n) for n in range(len(TRACKING), table.num_columns)])
+    was = pa.schema([*table.schema][len(TRACKING) :])
     if was.names == schema.names and was.types == schema.types:
         return table
-    columns, fields, troubles = [], [], []
+    columns, troubles = [], []
     for field in schema:
         if field.name not in was.names:
             if not field.nullable:
@@ -61,7 +61,6 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
                 told = f"{field.name!r} was {column.type} and is {field.type} now ({error})"
                 troubles.append(told)
         columns.append(column)
-        fields.append(pa.field(field.name, field.type))
     for name in was.names:
         # Numbers have no use without ordered_by or dedup.
         if name not in schema.names and name not in NUMBERS:
@@ -72,7 +71,7 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
             f"{way_out}."
         )
     kept = table.select(TRACKING.names)
+    fields = [*kept.schema, *(pa.field(field.name, field.type) for field in schema)]
     return pa.table(
-        [*kept.columns, *columns],
-        schema=pa.schema([*kept.schema, *fields], metadata=table.schema.metadata),
+        [*kept.columns, *columns], schema=pa.schema(fields, metadata=table.schema.metadata)
     )

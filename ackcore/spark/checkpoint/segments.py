@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,19 +14,19 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, TRACKING
-from ackcore.spark.checkpoint.table_cache import TableCache
+from ackcore.spark.checkpoint.table_cache import RecordFile, TableCache
 
 #: Most rows and bytes that are sorted or merged at a time, in memory.
 _WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A file of waiting records; rows before ``start`` no longer wait."""
+class Segment(RecordFile):
+    """A file of waiting records; those in rows before ``start`` no longer wait.
 
-    cache: TableCache
-    file: str  # relative to <checkpoint>/ackcore/state
-    rows: int  # of the file, without rows at its end that had no room
+    ``rows``: the rows of the file, without those at its end that had no room and are dead.
+    """
+
     next_due_ms: int  # the earliest due time of the waiting rows, in ms since 1970
     oldest_ms: int  # the least first_ms of the waiting rows
     start: int = 0
@@ -41,11 +40,6 @@ class Segment:
     def nbytes(self) -> int:
         """The size of the file in bytes."""
         return self.cache.size(self.file)
-
-    def body(self) -> dict[str, Any]:
-        """Return the JSON object that describes the segment in a decision."""
-        names = ("file", "rows", "next_due_ms", "oldest_ms", "start", "untried")
-        return {name: getattr(self, name) for name in names}
 
     def table(self) -> pa.Table:
         """Return the waiting rows, in a memory map, with all columns of the source nullable.

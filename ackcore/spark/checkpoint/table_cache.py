@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -59,6 +60,22 @@ class BySpout(Mapping[str, pa.Table], Generic[P]):
     def __repr__(self) -> str:
         rows = (f"{spout}: {sum(map(len, some))} rows" for spout, some in self.parts.items())
         return f"{type(self).__name__}({', '.join(rows)})"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFile:
+    """Waiting or dead records of a spout in a file that a decision names."""
+
+    cache: TableCache
+    file: str  # relative to <checkpoint>/ackcore/state
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON object that describes the records in a decision."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "cache"}
 
 
 class UnnamedFiles:

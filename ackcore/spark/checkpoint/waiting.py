@@ -73,8 +73,7 @@ class Waiting(BySpout[Part]):
 
     def tables(self, spout: str) -> list[pa.Table]:
         """Return the rows of a spout, one table for each part. Their columns may differ."""
-        parts = self.parts.get(spout, ())
-        return [part.table() if isinstance(part, Segment) else _table(part) for part in parts]
+        return [_rows_of(part) for part in self.parts.get(spout, ())]
 
     def __getitem__(self, spout: str) -> pa.Table:
         if spout not in self.parts:
@@ -252,25 +251,19 @@ def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
             return groups
 
 
-def _table(part: Part) -> pa.Table:
+def _rows_of(part: Part) -> pa.Table:
+    if isinstance(part, Segment):
+        return part.table()
     assert isinstance(part, pa.Table), f"{part} is not on record yet"
     return part
 
 
 def _of_one_schema(groups: Sequence[list[Part]]) -> list[list[Part]]:
     """Return the largest set of groups with the same schema; a source's schema may have changed."""
-    found: list[tuple[pa.Schema, list[list[Part]]]] = []
+    found: dict[pa.Schema, list[list[Part]]] = {}
     for group in groups:
-        part = group[0]
-        table = part.table() if isinstance(part, Segment) else all_nullable(_table(part))
-        schema = table.schema
-        for known, some in found:
-            if known.equals(schema):
-                some.append(group)
-                break
-        else:
-            found.append((schema, [group]))
-    return max((some for _, some in found), key=len)
+        found.setdefault(all_nullable(_rows_of(group[0])).schema, []).append(group)
+    return max(found.values(), key=len)
 
 
 def _is_kept(group: Sequence[Part]) -> bool:
