@@ -254,8 +254,7 @@ def _castable(was: pa.DataType, now: pa.DataType) -> pa.DataType:
         )
     if kind.is_map(was) and kind.is_map(now):
         return pa.map_(was.key_type, _castable(was.item_type, now.item_type))
-    lists = pa.ListType | pa.LargeListType | pa.FixedSizeListType
-    if isinstance(was, pa.ListType) and isinstance(now, lists):
+    if isinstance(was, pa.ListType) and is_list(now):
         return pa.list_(_castable(was.value_type, now.value_type))
     return was
 

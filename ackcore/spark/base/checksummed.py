@@ -38,7 +38,7 @@ RUN_AGAIN = "Start again: its micro-batch is not decided, and is run again"
 _NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.(?:arrow|parquet)")
 #: The size in bytes of the pieces whose hashes, one after the other, make a fingerprint.
 _PIECE = 1 << 20
-#: The number of rows that `write_table` writes at a time: Arrow copies each batch.
+#: The number of rows of a table that are written at a time: Arrow copies each batch.
 _TABLE_ROWS = 1 << 20
 #: The maximum size in bytes of a large file's pages in the page cache; they are reused.  To get a
 #: page that was long unused takes longer than to fill and write it.
@@ -170,11 +170,6 @@ class _Hashed:
         self._file.flush()
         os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._cached, self._passed_on = 0, True
-
-
-def write_table(directory: Path, name: str, table: pa.Table) -> str:
-    """Write a table as ``<name>.<checksum>.arrow`` into a directory, durably; return that name."""
-    return write_batches(directory, name, table.schema, batches_of(table))
 
 
 def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:

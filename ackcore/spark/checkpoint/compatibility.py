@@ -7,7 +7,6 @@ CheckpointForeign, unless it is one that `accept_changes` allows.
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import ackcore
 from ackcore._error_hints import counted
+from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointForeign, corrupt
 from ackcore.spark.base.paths import numbered
 from ackcore.spark.checkpoint.decisions import BatchDecision
@@ -60,9 +60,11 @@ def claim(
 ) -> dict[str, Any]:
     """Return the content of meta.json; write it if it is missing, or of a topology that never ran.
 
-    Raises CheckpointForeign if `start` made the checkpoint and ``kind`` is "batch", or the reverse,
-    or if a spout is new, gone, or reads another source. `check_accepted` checks other changes.
-    Raises CheckpointCorrupt if meta.json is missing, though there are other files.
+    A new meta.json is put at once, and makes this driver the owner; a changed one is put with the
+    next record. Raises CheckpointForeign if `start` made the checkpoint and ``kind`` is "batch", or
+    the reverse; if a spout is new or reads another source; or if one is gone and ``kind`` is
+    "stream". Later checks are for other changes. Raises CheckpointCorrupt if meta.json is missing,
+    though the checkpoint or Spark's log has other files.
 
     ``log``: Spark's offset log; None without one. ``clock_ms``, ``new_key``: the creation time and
     the deployment key of a new checkpoint; by default the system's time and a random key.
@@ -77,7 +79,7 @@ def claim(
             "fingerprint": topology.fingerprint,
             "kind": kind,
             "deployment_key": f"{new_key:016x}",
-            "created_ms": time.time_ns() // 1_000_000 if clock_ms is None else clock_ms,
+            "created_ms": wall_clock_ms() if clock_ms is None else clock_ms,
             "ackcore": ackcore.__version__,
             "begun": False,
             **about(topology),
@@ -117,7 +119,10 @@ def about(topology: Parts, known: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Parts, kind: str) -> None:
-    """Raise CheckpointForeign if a spout is new, gone, or reads another source."""
+    """Raise CheckpointForeign if a spout is new or reads another source, or a stream's is gone.
+
+    Spouts that read the closed windows of a table may come and go.
+    """
     known = meta["spout_order"]
     before, after = meta["structure"]["spouts"], topology.structure["spouts"]
     for name in known:

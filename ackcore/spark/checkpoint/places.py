@@ -218,17 +218,13 @@ def opened(
                 isinstance(error, HeadMoved) or (records is not None and records.has_moved())
             )
             if not moved or tried == _TAKE_OVERS:
-                _close(records, lock)
+                if records is not None:
+                    records.close()
+                elif lock is not None:
+                    lock.close()
                 raise
         else:
             return found
-
-
-def _close(records: Records | None, lock: Lock | None) -> None:
-    if records is not None:
-        records.close()
-    elif lock is not None:
-        lock.close()
 
 
 def letters_url(records: Records, url: str) -> str:

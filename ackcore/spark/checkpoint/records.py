@@ -199,8 +199,10 @@ class Records:
     def _replace(self, change: Callable[[Bodies], Bodies], *, is_open: bool = True) -> None:
         """Put a head with the result of ``change``, given the present records.
 
+        The first put takes the checkpoint over; it raises HeadMoved if another driver came first.
         Raises CheckpointInUse if another driver has taken over, and StateError if the store refuses
-        each attempt.
+        each attempt. ``change``: returns new records, and does not change its argument. Records
+        that wait for the next put are added.
         """
         with self._lock:
             if not self.owned:
@@ -281,8 +283,8 @@ class Records:
         self, meta: Mapping[str, Any], *, once: bool = False, with_next: bool = False
     ) -> None:
         """Write meta.json; see `write`. After this, other records can be read and written."""
-        self._write(META, {**meta, "epoch": self.epoch}, once, with_next=with_next)
         self._deployment = meta["deployment_key"]
+        self.write(META, {**meta, "epoch": self.epoch}, once=once, with_next=with_next)
 
     def first_content(self) -> str | None:
         """Return the name of a record or file of the checkpoint; None if there is none.
@@ -339,18 +341,13 @@ class Records:
         ``once``: whether the record must not exist yet. ``with_next``: whether to write it in the
         same put as the next record, or at `close`. Until then only this driver reads it.
         """
-        body = {"deployment_key": self._deployment, "epoch": self.epoch, **body}
-        self._write(name, body, once, with_next=with_next)
-
-    def _write(
-        self, name: str, body: Mapping[str, Any], once: bool, *, with_next: bool = False
-    ) -> None:
         if once and (name in self._records or name in self._next):
             raise CheckpointInUse(
                 f"{self.entry(name)} was written by another driver before this one could write it. "
                 "Let the other driver run, or stop it and start this query again: it continues "
                 "from that record"
             )
+        body = {"deployment_key": self._deployment, "epoch": self.epoch, **body}
         data = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         kept: dict[str, Any] = json.loads(data)
         if len(data) > _LARGE:

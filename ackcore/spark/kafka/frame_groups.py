@@ -61,7 +61,8 @@ class FrameGroups:
     def done(self, decision: BatchDecision) -> Mapping[str, int]:
         """Commit the offsets that are done after a micro-batch. Return each spout's lag in offsets.
 
-        If Spark's log cannot be read, logs a warning, commits nothing and returns {}.
+        Spouts without a group are left out. If Spark's log cannot be read, commits nothing, returns
+        {}, and logs a warning the first time.
         """
         try:
             text = (self._log / str(decision.number)).read_text("utf-8")
@@ -85,7 +86,7 @@ class FrameGroups:
     @property
     def has_commit_due(self) -> bool:
         """Whether a micro-batch is due to repeat a failed commit."""
-        return any(one.has_commit_due for one in self._groups)
+        return any(one.group.is_due for one in self._groups)
 
     def close(self) -> None:
         """Close the connections."""
@@ -100,15 +101,14 @@ class _FrameGroup:
         self.name = spout.name
         self.number = number
         self.cluster = Cluster(spout.group.client)
-        self._group = GroupCommitter(spout.name, spout.group.group_id, deployment)
+        self.group = GroupCommitter(spout.name, spout.group.group_id, deployment)
         self.use = GroupUse(spout.name, spout.group.group_id, [number])
-
-    @property
-    def has_commit_due(self) -> bool:
-        return self._group.is_due
 
     def done(self, offsets: Mapping[Key, int], waiting: Iterable[pa.Table]) -> int:
         """Commit the done offsets. Return the lag in offsets, summed over all partitions.
+
+        The lag is counted from the committed offset to the partition's end now, or to the one in
+        ``offsets`` if its leader does not answer.
 
         ``offsets``: the end of the micro-batch in each partition. ``waiting``: the spout's records
         that wait for a retry.
@@ -116,7 +116,7 @@ class _FrameGroup:
         ends = {key: Position(offset, offset, "") for key, offset in offsets.items()}
         after = states(OffsetPlan(ends), waiting)
         # Spark's log has no topic ids, so a topic that was created again is not detected.
-        told = self._group.commit(self.cluster, after, {})
+        told = self.group.commit(self.cluster, after, {})
         marks: Mapping[Any, Watermarks] = self.cluster.watermarks(after).found
         return sum(
             max(0, (marks[each].high if each in marks else offsets[each]) - told[each])
