@@ -62,9 +62,10 @@ _POINTS = parse(os.environ.get(VARIABLE, ""))
 
 
 def failpoint(name: Name, batch: int | None = None) -> None:
-    """Kill the process, raise, or stop the process once, if the environment sets this failpoint.
+    """Kill the process, raise, or stop the process, if the environment sets this failpoint.
 
-    Raises FailpointReached for ``=raise``. ``batch``: the number of the micro-batch, if any.
+    Raises FailpointReached for ``=raise``, each time; ``=stop`` stops the process once. ``batch``:
+    the number of the micro-batch; without it only settings without a number apply.
     """
     if not _POINTS:
         return

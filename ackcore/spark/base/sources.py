@@ -102,8 +102,9 @@ def has_fixed_rows(frame: DataFrame) -> bool:
     """Return whether a source returns the same rows when it is read again.
 
     True only if Spark's plan shows it.  False if the source depends on the time or on random
-    numbers. False if Python code takes part, whose determinism is unknown: functions, data sources,
-    and all RDDs, including those of lists.  False on Spark Connect, which has no plan here.
+    numbers, or has a subquery. False if Python code may take part, whose determinism is unknown:
+    functions, data sources, and RDDs without a checkpoint, including those of lists.  False on
+    Spark Connect, which has no plan here.
     """
     known = _FIXED_ROWS.get(frame)
     if known is None:

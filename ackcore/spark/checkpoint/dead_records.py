@@ -36,7 +36,8 @@ class DeadFile(RecordFile):
     def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
         """Yield tables of the records: the `TRACKING` columns and, with ``payload``, the source's.
 
-        ``keep``: whether the cache keeps the memory map of the file.
+        With `no_room` their reason says so, and is final. Raises CheckpointCorrupt if the file is
+        missing or damaged. ``keep``: whether the cache keeps the table for later reads.
         """
         table = self.cache.read(self.file, keep).slice(self.start, self.rows)
         if not payload:
@@ -68,7 +69,8 @@ class DeadLettersFile(RecordFile):
     def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
         """Yield tables of the records: the `TRACKING` columns and, with ``payload``, the source's.
 
-        The due times are 0. ``keep`` has no effect: the cache keeps no memory map of the file.
+        The due times are 0. ``keep`` has no effect: the cache keeps Arrow files only. Raises
+        CheckpointCorrupt if the file is missing or damaged.
         """
         with pq.ParquetFile(self.cache.opened(self.file, self.nbytes)) as file:
             names = [name for name in file.schema_arrow.names if payload or name != "payload"]
@@ -104,8 +106,8 @@ class Dead(BySpout[DeadPart]):
     def write(self, cache: TableCache, prefix: str) -> dict[str, Any]:
         """Put all parts into recorded files, and return their JSON by spout.
 
-        Tables are written, and files of tasks are linked or copied. ``prefix``: the prefix of new
-        files' names.
+        Tables are written, files of tasks are linked or copied, and recorded files stay. New names
+        are durable after `TableCache.sync`. ``prefix``: the prefix of new files' names.
         """
         found: dict[str, Any] = {}
         cache.adopt_all((part for some in self.parts.values() for part in some), prefix)
@@ -164,7 +166,7 @@ def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> It
 
 
 def adopted(part: FailedFile, cache: TableCache, prefix: str) -> DeadFile | DeadLettersFile:
-    """Link or copy a task's file into the checkpoint, and return the recorded part."""
+    """Link or copy a task's file into the checkpoint by `TableCache.adopt`; return the new part."""
     file = cache.adopt(part, prefix)
     if part.dead:
         assert part.nbytes is not None

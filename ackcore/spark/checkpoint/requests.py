@@ -124,12 +124,18 @@ class Requests:
         return fit_columns(table, schema, f"{letters} that {found} requests", way_out)
 
     def withdrawn(self, names: Collection[str]) -> set[str]:
-        """Return those of ``names`` that a user has withdrawn. ``names``: requests in a plan."""
+        """Return those of ``names`` that a user has withdrawn; it reads the index again.
+
+        ``names``: requests in a plan.
+        """
         moved = {*self._index.load().get("withdrawn", [])} if names else set()
         return {name for name in names if name in moved or self._marked(name)}
 
     def forget(self, names: Collection[str]) -> None:
-        """Delete requests from the index and the store. Finished micro-batches have taken them."""
+        """Delete requests, which finished micro-batches have taken, from the index and the store.
+
+        Unknown names are left out. Raises CheckpointInUse if another driver has taken over.
+        """
         gone: list[str] = []
 
         def change(body: Body) -> Body | None:

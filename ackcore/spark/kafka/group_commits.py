@@ -47,7 +47,8 @@ Key = tuple[str, int]
 def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> dict[Key, OffsetState]:
     """Return the done offsets of each partition after a micro-batch.
 
-    All offsets below the plan's position are done, except those of waiting records.
+    All offsets below the plan's position are done, except those of waiting records. A replayed
+    record that waits does not count: it was done when it died.
 
     ``waiting``: the spout's records that wait for a retry.
     """
@@ -76,8 +77,7 @@ def _state(next_: int, waiting: Int64s) -> OffsetState:
 
 
 def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], Int64s]:
-    """Return the waiting offsets of each partition, sorted and distinct."""
-    # Replayed records were done before: their offsets stay committed.
+    """Return the offsets of each partition's waiting records, sorted, without replayed records."""
     names = ["topic", "partition", "offset"]
     parts = [table.filter(pc.equal(table[REPLAYED], 0)).select(names) for table in tables]
     rows = pa.concat_tables(parts) if parts else None
@@ -178,10 +178,10 @@ class GroupCommitter:
     ) -> dict[Key, int]:
         """Commit the done offsets. Return the last confirmed offset of each partition.
 
-        For a partition without one, returns its offset in `first_not_done`. Sends only
-        changes, and once an hour all. A failed commit is logged, and repeated with the next one;
-        after a slow failure, nothing is sent for up to 30 s.
-        Raises CheckpointInUse if another driver has taken over the checkpoint.
+        For a partition without one, returns its offset in `first_not_done`. Sends only changes, and
+        once an hour all. The next call repeats a failed commit; of several failures in a row, the
+        first is logged. After a slow failure, nothing is sent for up to 30 s. Raises
+        CheckpointInUse if another driver has taken over the checkpoint.
 
         ``done``: the done offsets by partition. ``topic_ids``: the ids of the topics, where known.
         """

@@ -70,6 +70,7 @@ class KafkaSources(PlannedRows):
     ) -> KafkaSources:
         """Open the Kafka spouts of a topology; for the arguments see `kafka_sources`.
 
+        With ``once`` a spout in the last recorded plan gets no ends: that plan has all its records.
         Raises ValueError if two spouts commit the same partitions to one group. Raises
         UnknownTopics, ClusterFailed or ConnectionError if the partitions or their ends cannot be
         looked up.
@@ -132,7 +133,10 @@ class KafkaSources(PlannedRows):
         return found
 
     def most_retries(self) -> int | None:
-        """Return the limit on retries in a micro-batch with new records; None: no limit."""
+        """Return the limit on retries in a micro-batch with new records: the sum of all spouts'.
+
+        None, no limit, with ``once`` or if a spout has ``max_records``.
+        """
         bounds = [one.intake.most_retries for one in self._spouts.values()]
         known = [bound for bound in bounds if bound is not None]
         return None if self._once or len(known) < len(bounds) else sum(known)
@@ -141,8 +145,8 @@ class KafkaSources(PlannedRows):
         """Return a plan without the offsets that were deleted after it was stored.
 
         Dead letters name the deleted offsets. ``plan`` has no decision yet. Returns the same object
-        if no offsets were deleted. Raises OffsetsRefused if a spout with ``lost="refuse"`` has such
-        offsets.
+        if no offsets were deleted, or Kafka does not answer. Raises OffsetsRefused if a spout with
+        ``lost="refuse"`` has such offsets.
         """
         found = {}
         for name, one, before in self._planned(plan):
@@ -155,7 +159,10 @@ class KafkaSources(PlannedRows):
         return replace(plan, offsets={**plan.offsets, **found}).without_suspects()
 
     def replaced(self, plan: Plan) -> str | None:
-        """Return a message if a topic of a stored plan was created again since; else None."""
+        """Return a message if a topic of a stored plan was created again since; else None.
+
+        Also returns None if Kafka does not answer.
+        """
         found = (one.replaced(planned) for _, one, planned in self._planned(plan))
         return next(filter(None, found), None)
 
@@ -254,7 +261,7 @@ class KafkaSources(PlannedRows):
 
     @property
     def has_room(self) -> bool:
-        """Whether new records may be taken: fewer than ``max_waiting`` wait, or it is 0."""
+        """Whether fewer than ``max_waiting`` records wait; always True if that setting is 0."""
         return self._room != 0
 
     @property
@@ -264,6 +271,8 @@ class KafkaSources(PlannedRows):
 
     def reaching_ends(self) -> Callable[[], bool]:
         """Return a function: whether finished micro-batches reach the ends that exist at this call.
+
+        Partitions whose leader does not answer this call are left out.
 
         Raises ConnectionError, ClusterFailed or UnknownTopics if the ends cannot be looked up.
         """

@@ -68,7 +68,10 @@ class ReadOffsets:
         return found
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield the records of the tasks whose numbers are in the batches."""
+        """Yield the records of the tasks whose numbers are in the batches.
+
+        Raises ReadTimedOut after 15 s without a record, and OffsetsLost for deleted offsets.
+        """
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from self._of(number)

@@ -27,7 +27,7 @@ class Position(NamedTuple):
 
     ``next``: the first offset for the next micro-batch. ``end``: the end of the partition when the
     micro-batch was planned, and ``epoch`` the leader's epoch then, if known. ``began``: the reason
-    of the offset at which the checkpoint began, such as "earliest".
+    for the offset at which the spout began the partition, such as "earliest".
     """
 
     next: int
@@ -177,7 +177,7 @@ class Intake:
 
     @property
     def most_retries(self) -> int | None:
-        """The limit on retries in a micro-batch with new records; None: no limit."""
+        """The limit on retries in a micro-batch with new records; None with ``max_records``."""
         return None if self._fixed is not None else max(1, int(self._most / 2))
 
     def planned(self, records: int) -> None:
@@ -185,7 +185,9 @@ class Intake:
         self._taken, self._began = records, time.monotonic()
 
     def done(self, waiting: float, retried: int = 0) -> None:
-        """Adapt the limits after a micro-batch, by its duration.
+        """Adapt the limits after a micro-batch, by ``waiting`` and by its duration.
+
+        With ``max_records`` the duration does not count.
 
         ``waiting``: the number of waiting records, as a share of ``max_waiting``. ``retried``: the
         number of retries in the micro-batch.

@@ -440,7 +440,10 @@ class SpoutOffsets:
     def _with_new_leaders(
         self, last: OffsetPlan, marks: Mapping[Key, Watermarks]
     ) -> dict[Key, tuple[int, int, int]]:
-        """Return the partitions with a newer leader than in a plan, for `truncations`."""
+        """Return the partitions with a newer leader than in a plan, for `truncations`.
+
+        The values: the first offset, the offset after the last one read, and the plan's epoch.
+        """
         found = {}
         for of, mark in marks.items():
             position = last.positions.get(of)

@@ -172,9 +172,10 @@ class FileReader:
         return found
 
     def _check_path(self, file: str, has: Callable[[str], object]) -> None:
-        """Raise ValueError if a column has a value in the path of a file, but not in the file.
+        """Raise ValueError if a file lacks a column of the schema whose value is in its path.
 
-        ``has``: whether the file has a column of this name.
+        Such a path is ``day=7/x.json``; columns with `constants` are not checked. ``has``: returns
+        whether the file has a column.
         """
         for part in file.split("/")[:-1]:
             column, equals, _ = part.partition("=")
@@ -286,7 +287,10 @@ def _kind_of(start: bytes, kinds: Mapping[str, bytes]) -> str | None:
 
 
 def _in_other_case(wanted: pa.DataType, has: pa.DataType, within: str = "") -> Iterator[str]:
-    """Yield the struct fields whose names differ only in case from ``wanted``, by dotted name."""
+    """Yield the fields of ``has`` whose names differ from those of ``wanted`` only in case.
+
+    At any depth of structs, lists and maps; by dotted name below ``within``.
+    """
     if pa.types.is_struct(wanted) and pa.types.is_struct(has):
         for field in wanted:
             at = has.get_field_index(field.name)
@@ -422,7 +426,8 @@ def read_files(
     """Return a DataFrame of the rows of files, given by path below ``root`` and size in bytes.
 
     At most ``tasks`` tasks read them.  The same number gives the same partitions.  Rows of JSON and
-    CSV also have the columns for corrupt lines (`with_corrupt`).
+    CSV also have the columns for corrupt lines (`with_corrupt`).  ``constants``: by file, the texts
+    of columns with one value in the whole file.
     """
     own = to_arrow_schema(from_arrow_schema(schema))
     parts = tuple(dealt(files, tasks))

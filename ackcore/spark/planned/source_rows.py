@@ -111,7 +111,10 @@ class _Spout:
             return self._ahead is not None
 
     def take(self, before: _Taken, number: int) -> _Taken | None:
-        """Return ``before`` with the source's next plan added, or None if there are no new rows."""
+        """Return ``before`` with the source's next plan added, or None if there are no new rows.
+
+        Uses the plan that `look` has kept, if it follows ``before``. Raises the errors of `look`.
+        """
         with self._planning:
             ahead, self._ahead = self._ahead, None
             if ahead is not None and ahead[2] == before.last:
