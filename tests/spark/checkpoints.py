@@ -11,6 +11,7 @@ from hashlib import blake2b
 
 import pyarrow as pa
 
+from ackcore.spark.base.checksummed import batches_of, write_batches
 from ackcore.spark.base.schemas import REASON, REASON_TYPE, TRACKING
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision
 from ackcore.spark.checkpoint.state import State
@@ -49,6 +50,11 @@ class Topology:
 
 
 TOPOLOGY = Topology(lines=("value",), clicks=("value",))
+
+
+def write_table(directory, name, table):
+    """Write a table as an Arrow file with its checksum in its name; return that name."""
+    return write_batches(directory, name, table.schema, batches_of(table))
 
 
 def OPEN(checkpoint, topology=TOPOLOGY, kind="batch", **rest):

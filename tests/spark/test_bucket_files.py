@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from checkpoints import write_table
 
 from ackcore.spark.base.atomic import fenced
-from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse, StateError
 from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.checkpoint import table_cache

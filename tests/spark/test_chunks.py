@@ -8,14 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoints import tracked
+from checkpoints import tracked, write_table
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore._arrow import record_batches
 from ackcore._arrow.record_batches import bytes_before, end_within, rebatched
 from ackcore.kafka.ranges import OffsetRange
-from ackcore.spark.base.checksummed import batches_of, write_batches
 from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks import spout_stage
 from ackcore.spark.tasks.record_ids import SpoutSpec
@@ -167,7 +166,6 @@ def test_a_piece_with_fewer_rows_than_in_the_run_is_refused_by_its_offsets():
 def test_a_table_of_the_checkpoint_is_written_in_few_batches(tmp_path):
     parts = [pa.record_batch({"a": ["x" * n]}) for n in range(9)]
     table = pa.Table.from_batches(parts)
-    name = write_batches(tmp_path, "waiting", table.schema, batches_of(table))
-    again = read_table_at(tmp_path / name)
+    again = read_table_at(tmp_path / write_table(tmp_path, "waiting", table))
     assert again == table
     assert again["a"].num_chunks == 1

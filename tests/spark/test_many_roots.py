@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoints import BAD, SLOW, died, tracked
+from checkpoints import BAD, SLOW, died, tracked, write_table
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.spark.base import checksummed, root_ids
 from ackcore.spark.base import letter_columns as letter_files
-from ackcore.spark.base.checksummed import batches_of, write_batches
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import distinct, in_order, in_ranges
 from ackcore.spark.checkpoint.dead_records import Dead, DeadFile
@@ -139,8 +138,7 @@ def test_to_check_and_record_what_was_written_takes_no_column_more(places, tmp_p
     finally:
         tracemalloc.stop()
     table = pa.table([range(n)], ROOT_IDS)
-    name = write_batches(tmp_path, "0.e1.nonacked", table.schema, batches_of(table))
-    assert body["nonacked"] == name
+    assert body["nonacked"] == write_table(tmp_path, "0.e1.nonacked", table)
 
 
 def test_what_new_records_have_for_places_takes_no_room():
@@ -184,8 +182,7 @@ def test_a_table_is_written_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(checksummed, "_TABLE_ROWS", 3)
     reasons = pa.chunked_array([["a", "b"], ["b"] * 5, ["c"]]).dictionary_encode()
     table = pa.table({"root_id": range(8), "reason": reasons}).unify_dictionaries()
-    name = write_batches(tmp_path, "roots", table.schema, batches_of(table))
-    found = read_table_at(tmp_path / name)
+    found = read_table_at(tmp_path / write_table(tmp_path, "roots", table))
     assert found.equals(table)
     assert [len(batch) for batch in found.to_batches()] == [3, 3, 2]
 
