@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -25,13 +25,15 @@ from ackcore.spark.dead_letters.store import DeadLetters, check_letters_url
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
 from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.insist import Pause
-from ackcore.spark.kafka import frame_groups
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.planned import planned_rows
 from ackcore.spark.sinks.sink import as_sink, release_sinks
 from ackcore.spark.stores.interface import StoreUnavailable
 from ackcore.spark.stores.opening import is_bucket, place_of
 from ackcore.topology.builder import Topology
+
+if TYPE_CHECKING:
+    from ackcore.spark.kafka.frame_groups import FrameGroups
 
 
 class Deployment:
@@ -123,11 +125,14 @@ class Deployment:
             for name, writer in writers.items():
                 with _errors_naming(f"sink {name!r}"):
                     as_sink(writer).claim(name, deployment, state.url)
-            self.groups = None
-            if self.by_spark:
-                self.groups = frame_groups(self.topology, state, self.spark_checkpoint / "offsets")
-                if self.groups is not None:
-                    stack.callback(self.groups.close)
+            self.groups: FrameGroups | None = None
+            has_groups = any(spout.group is not None for spout in self.topology.spouts.values())
+            if self.by_spark and has_groups:
+                from ackcore.spark.kafka.frame_groups import FrameGroups  # noqa: PLC0415 - an extra
+
+                log = self.spark_checkpoint / "offsets"
+                self.groups = FrameGroups(self.topology, state.deployment_key, log)
+                stack.callback(self.groups.close)
             ends, once = self.available_now or not self._streaming, not self._streaming
             self.rows = planned_rows(self.topology, self.spark, state, ends=ends, once=once)
             if self.rows is not None:

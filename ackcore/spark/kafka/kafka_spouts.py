@@ -68,9 +68,12 @@ class KafkaSources(PlannedRows):
     def of(
         cls, topology: Topology, spark: SparkSession, state: State, *, ends: bool, once: bool
     ) -> KafkaSources:
-        """Open the Kafka spouts of a topology; for the arguments see `kafka_sources`.
+        """Connect to the brokers of a topology's Kafka spouts, at least one, and check the spouts.
 
-        With ``once`` a spout in the last recorded plan gets no ends: that plan has all its records.
+        ``state``: the state of the checkpoint. ``ends``: whether the query ends at the offsets at
+        which the partitions end during this call. ``once``: whether its first micro-batch takes all
+        records up to these offsets; a spout in the last recorded plan then gets no ends.
+
         Raises ValueError if two spouts commit the same partitions to one group. Raises
         UnknownTopics, ClusterFailed or ConnectionError if the partitions or their ends cannot be
         looked up.

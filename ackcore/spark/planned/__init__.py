@@ -12,7 +12,6 @@ from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.closed_rows import ClosedRows
 from ackcore.spark.engine.setup import Backlog, InputFrame, Obstacle, PlannedRows
-from ackcore.spark.kafka import kafka_sources
 from ackcore.spark.planned.planned_source import any_of
 from ackcore.spark.planned.source_rows import SourceRows
 from ackcore.topology.builder import Topology
@@ -32,9 +31,10 @@ def planned_rows(
     exist at its start. ``once``: whether the first micro-batch takes all of these rows.
     """
     found: list[PlannedRows] = []
-    kafka = kafka_sources(topology, spark, state, ends=ends, once=once)
-    if kafka is not None:
-        found.append(kafka)
+    if any(spout.kind == "kafka" for spout in topology.spouts.values()):
+        from ackcore.spark.kafka.kafka_spouts import KafkaSources  # noqa: PLC0415 - an extra
+
+        found.append(KafkaSources.of(topology, spark, state, ends=ends, once=once))
     others = {
         name: spout.source
         for name, spout in topology.spouts.items()
@@ -44,8 +44,8 @@ def planned_rows(
         try:
             found.append(SourceRows(others, spark, state, ends=ends, once=once))
         except BaseException:
-            if kafka is not None:
-                kafka.close()
+            for one in found:
+                one.close()
             raise
     if topology.closed:
         # The last ones: partitions of other inputs keep their numbers.
