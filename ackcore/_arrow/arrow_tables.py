@@ -44,7 +44,7 @@ def refuse_nulls(column: pa.Array, name: str) -> None:
 
 
 def integers(column: pa.Array, name: str, arrow_type: pa.DataType) -> npt.NDArray[Any]:
-    """Return an Arrow column of integers as a numpy array.
+    """Return an Arrow column of integers as a read-only numpy array.
 
     ``column``: integers of any width without nulls; those of ``arrow_type`` are not copied.
     ``name``: the column's name in messages. ``arrow_type``: the integer type to return.

@@ -120,9 +120,9 @@ class RunPlaces:
             self._sweep(number)
 
     def close(self, number: int | None) -> None:
-        """Delete files that `remove_done` has left, up to micro-batch ``number``.
+        """Delete files that `remove_done` has left, up to micro-batch ``number``, if any is done.
 
-        If this fails, the next driver does it.
+        A StateError is only logged: the next driver deletes the files.
         """
         try:
             if number is not None and self._waited:

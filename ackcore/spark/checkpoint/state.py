@@ -295,7 +295,10 @@ class State:
     # -- ownership and progress ---------------------------------------------------------------
 
     def close(self) -> None:
-        """Delete finished runs' files, and release the checkpoint. Repeated calls do nothing."""
+        """Delete finished runs' files, write records that wait for a put, release the checkpoint.
+
+        A StateError is only logged. Repeated calls do nothing.
+        """
         self.runs.close(self.last_done)
         self.records.close()
 

@@ -240,7 +240,7 @@ class TableCache:
         self._wrote(file, nbytes)
 
     def write_table(self, prefix: str, name: str, table: pa.Table) -> str:
-        """Write a table that is in memory, and return its file name."""
+        """Write a table that is in memory, as `write` does, and return its file name."""
         return self.write(prefix, name, table.schema, batches_of(table))
 
     def adopt_all(self, parts: Iterable[object], prefix: str) -> None:

@@ -72,7 +72,10 @@ class Waiting(BySpout[Part]):
         }
 
     def tables(self, spout: str) -> list[pa.Table]:
-        """Return the rows of a spout, one table for each part. Their columns may differ."""
+        """Return the rows of a spout, one table for each part. Their columns may differ.
+
+        [] for an unknown spout. No part may be a task's file that is not recorded yet.
+        """
         return [_rows_of(part) for part in self.parts.get(spout, ())]
 
     def __getitem__(self, spout: str) -> pa.Table:
