@@ -62,7 +62,6 @@ class _NotHashed(Exception):
 
 
 def _hash_into(hashes: Int64s, column: pa.Array) -> None:
-    """Mix a column into the hash of each row."""
     arrow_type, n = column.type, len(column)
     types = pa.types
     if isinstance(column, pa.ExtensionArray):

@@ -365,10 +365,10 @@ class ResultsTooLarge(Exception):
 def collected(frame: DataFrame, *, adaptive: bool = True) -> pa.Table:
     """Run a job and return its rows; each partition of each side of a union has its own task.
 
-    Settings of the session are changed while the job runs: since Spark 4.1, the first partitions of
-    all sides would be in one task, if the partitioning is equal, and have the same task number. On
-    a classic session the result has no columns if there are no rows. Raises ResultsTooLarge if the
-    results are too large for the driver, and other errors of the job unchanged.
+    A setting of the session is off while the job runs: since Spark 4.1, sides with equal
+    partitioning would otherwise share tasks. On a classic session the result has no columns if
+    there are no rows. Raises ResultsTooLarge if the results are too large for the driver, and other
+    errors of the job unchanged.
 
     ``adaptive``: whether Spark may plan the job again after each exchange, by its statistics. If
     True, each exchange is a job of its own.

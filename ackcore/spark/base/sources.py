@@ -140,7 +140,6 @@ def _computes_alike(frame: DataFrame) -> bool:
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
-    """Yield a plan and all nodes below it."""
     nodes = [plan]
     while nodes:
         node = nodes.pop()

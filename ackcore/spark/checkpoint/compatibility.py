@@ -62,9 +62,9 @@ def claim(
 
     A new meta.json is put at once, and makes this driver the owner; a changed one is put with the
     next record. Raises CheckpointForeign if `start` made the checkpoint and ``kind`` is "batch", or
-    the reverse; if a spout is new or reads another source; or if one is gone and ``kind`` is
-    "stream". Later checks are for other changes. Raises CheckpointCorrupt if meta.json is missing,
-    though the checkpoint or Spark's log has other files.
+    the reverse. Also raises it if a spout is new or reads another source, or if a stream's is gone.
+    Later checks are for other changes. Raises CheckpointCorrupt if meta.json is missing, though the
+    checkpoint or Spark's log has other files.
 
     ``log``: Spark's offset log; None without one. ``clock_ms``, ``new_key``: the creation time and
     the deployment key of a new checkpoint; by default the system's time and a random key.

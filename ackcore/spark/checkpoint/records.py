@@ -417,7 +417,6 @@ class Records:
 
 
 def _objects_of(records: Bodies) -> set[str]:
-    """Return the keys of the objects that records name."""
     return {body["object"] for body in records.values() if "object" in body}
 
 

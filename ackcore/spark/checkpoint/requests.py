@@ -124,10 +124,7 @@ class Requests:
         return fit_columns(table, schema, f"{letters} that {found} requests", way_out)
 
     def withdrawn(self, names: Collection[str]) -> set[str]:
-        """Return those of ``names`` that a user has withdrawn; it reads the index again.
-
-        ``names``: requests in a plan.
-        """
+        """Return those of ``names`` that a user has withdrawn. ``names``: requests in a plan."""
         moved = {*self._index.load().get("withdrawn", [])} if names else set()
         return {name for name in names if name in moved or self._marked(name)}
 
