@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn, final, overload
 
 import numpy as np
@@ -24,6 +25,9 @@ from ackcore.calls.usage import UsageCounts
 #: The maximum number of characters of a message: people read dead letters.
 MESSAGE_CHARS = 4096
 
+#: The texts of a `Reason`, in the order of `Reason.encode`. The last may contain `UNIT`.
+REASON_TEXTS = ("component", "type", "message")
+_texts_of = attrgetter(*REASON_TEXTS)
 #: The separator in an encoded reason, a character that is rare in text.
 UNIT = "\x1f"
 #: The prefix of an encoded reason that counts no attempt.  Final reasons sort first, then those
@@ -88,11 +92,10 @@ class Reason(NamedTuple):
 
     def encode(self) -> str:
         """Return the reason as one text, for `decode`. A final reason loses its ``after_ms``."""
-        # Only the last part may contain the separator: decode splits a fixed number of times.
-        head = (part.replace(UNIT, " ") for part in (self.component, self.type))
+        *texts, last = _texts_of(self)
         flag = "!" if self.final else "-" if self.counts else UNCOUNTED
         after = str(self.after_ms) if self.after_ms and not self.final else ""
-        return UNIT.join((flag + after, *head, self.message))
+        return UNIT.join((flag + after, *[text.replace(UNIT, " ") for text in texts], last))
 
     @classmethod
     def decode(cls, text: str) -> Reason:
@@ -100,14 +103,14 @@ class Reason(NamedTuple):
 
         Raises ValueError if the text is not an encoded reason.
         """
-        parts = text.split(UNIT, 3)
-        if len(parts) != 4 or _FLAG.fullmatch(parts[0]) is None:
+        head, *texts = text.split(UNIT, len(REASON_TEXTS))
+        if len(texts) != len(REASON_TEXTS) or _FLAG.fullmatch(head) is None:
             raise ValueError(
                 f"Reason.decode() needs a text that Reason.encode() returned, got {text[:80]!r}"
             )
-        head, component, kind, message = parts
         flag, after_ms = head[0], int(head[1:] or 0)
-        return cls(component, kind, message, flag == "!", after_ms, flag != UNCOUNTED)
+        named = dict(zip(REASON_TEXTS, texts, strict=True))
+        return cls(**named, final=flag == "!", after_ms=after_ms, counts=flag != UNCOUNTED)
 
 
 def _clean(text: str) -> str:

@@ -66,7 +66,7 @@ def as_tracked(
     }
     values |= {ATTEMPT: attempts, REPLAYED: replayed}
     values[DUE_MS] = pa.array(np.zeros(len(letters), np.int64))
-    values[REASON] = reason_column(*(letters[name] for name in OF_REASON))
+    values[REASON] = reason_column({field: letters[name] for name, field in OF_REASON.items()})
     columns = [values[field.name].cast(field.type) for field in TRACKING]
     if not payload:
         return pa.table(columns, schema=TRACKING)

@@ -10,7 +10,7 @@ on the reason is a struct, `REASON_TYPE`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from ackcore._arrow.shown import as_texts
 from ackcore._records import Bools, Int64s
 from ackcore.spark.base.root_ids import distinct
-from ackcore.spark.base.schemas import DUE_MS, REASON, REASON_TYPE, TRACKING, without_numbers
-from ackcore.topology.tuples import UNCOUNTED, UNIT, Reason
+from ackcore.spark.base.schemas import DUE_MS, OF_REASON, REASON, REASON_TYPE, without_numbers
+from ackcore.topology.tuples import REASON_TEXTS, UNCOUNTED, UNIT, Reason
 
 #: The columns of records that are not ACKED, with an encoded `ackcore.topology.Reason`.
 #: If a service is down, many records have the same reason: a dictionary stores each text once.
@@ -174,8 +174,9 @@ class Reasons(NamedTuple):
         whole = one_array(texts)
         if not pa.types.is_dictionary(whole.type):
             whole = whole.dictionary_encode()
-        parts = pc.split_pattern(whole.dictionary, UNIT, max_splits=3)
-        head, *told = (pc.list_element(parts, place) for place in range(4))
+        n = len(REASON_TEXTS)
+        parts = pc.split_pattern(whole.dictionary, UNIT, max_splits=n)
+        head, *told = (pc.list_element(parts, place) for place in range(n + 1))
         asked = pc.utf8_slice_codeunits(head, 1)
         after_ms = pc.if_else(pc.equal(asked, ""), "0", asked).cast(pa.int64())
         final, uncounted = (pc.starts_with(head, flag) for flag in ("!", UNCOUNTED))
@@ -201,13 +202,13 @@ class Reasons(NamedTuple):
 
     def behind(self) -> Bools:
         """Return a mask of the rows that wait only because an earlier record of their key waits."""
-        same = (pc.equal(self.values.field(name), getattr(BEHIND, name)) for name in _TEXTS)
+        same = (pc.equal(self.values.field(name), getattr(BEHIND, name)) for name in REASON_TEXTS)
         found: Bools = reduce(pc.and_, same).to_numpy(zero_copy_only=False)[self.of]
         return found
 
     def encoded(self, after_ms: Int64s) -> pa.Array:
         """Return each row's reason in the form of `Reason.encode`, with these waits; 0 for none."""
-        texts = (self.values.field(name) for name in _TEXTS)
+        texts = (self.values.field(name) for name in REASON_TEXTS)
         counts, final = (self.values.field(name) for name in ("counts", "final"))
         flags = pc.if_else(final, "!", pc.if_else(counts, "-", UNCOUNTED))
         said = pc.binary_join_element_wise(*texts, UNIT)
@@ -224,7 +225,7 @@ class Reasons(NamedTuple):
         whether the failure counted as an attempt.
         """
         n = len(self.values)
-        told = [self.values.field(name) for name in (*_TEXTS, "final")]
+        told = [self.values.field(name) for name in (*REASON_TEXTS, "final")]
         no_wait = pa.array(np.zeros(n, np.int64))
         both = [_struct([*told, no_wait, pa.repeat(flag, n)]) for flag in (False, True)]
         return pa.concat_arrays(both).take(pa.array(self.of + n * counts))
@@ -232,9 +233,6 @@ class Reasons(NamedTuple):
     def _flags(self, name: str) -> Bools:
         found: Bools = self.values.field(name).to_numpy(zero_copy_only=False)[self.of]
         return found
-
-
-_TEXTS = ("component", "type", "message")
 
 
 def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -249,20 +247,21 @@ def _struct(columns: list[pa.Array]) -> pa.StructArray:
     return pa.StructArray.from_arrays(columns, fields=[*REASON_TYPE])
 
 
-def reason_column(
-    component: pa.Array, kind: pa.Array, message: pa.Array, *, final: bool = False
-) -> pa.StructArray:
-    """Return a column of `REASON_TYPE` from its texts; each counts as an attempt, with no wait."""
-    n = len(message)
-    told = [one_array(part).cast(pa.string()) for part in (component, kind, message)]
+def reason_column(texts: Mapping[str, pa.Array], *, final: bool = False) -> pa.StructArray:
+    """Return a column of `REASON_TYPE` from its texts; each counts as an attempt, with no wait.
+
+    ``texts``: columns of equal length, by name. A missing one of `REASON_TEXTS` becomes empty.
+    """
+    n = len(texts["message"])
+    told = [one_array(texts.get(name, pa.repeat("", n))).cast(pa.string()) for name in REASON_TEXTS]
     return _struct(
         [*told, pa.repeat(final, n), pa.array(np.zeros(n, np.int64)), pa.repeat(True, n)]
     )
 
 
 def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
-    """Return three columns of a column of `REASON_TYPE`: components, types and messages."""
-    return tuple(pc.struct_field(column, name) for name in _TEXTS)
+    """Return the columns of `DEATHS`, except ``deaths``, from a column of `REASON_TYPE`."""
+    return tuple(pc.struct_field(column, OF_REASON[name]) for name in DEATHS.names[:-1])
 
 
 def without_room(rows: pa.Table, most: int) -> pa.Table:
@@ -271,11 +270,11 @@ def without_room(rows: pa.Table, most: int) -> pa.Table:
     The reason of each names this limit and the failure, and is final. Due times become 0, and the
     columns `NUMBERS` are dropped.
     """
-    component, kind, message = map(one_array, reason_parts(rows[REASON]))
+    texts = {name: one_array(pc.struct_field(rows[REASON], name)) for name in REASON_TEXTS}
     said = f"{most} records wait already (max_waiting); it failed with "
-    message = pc.binary_join_element_wise(said, kind, ": ", message, "")
-    reasons = reason_column(component, pa.repeat("WaitingFull", len(rows)), message, final=True)
+    texts["message"] = pc.binary_join_element_wise(said, texts["type"], ": ", texts["message"], "")
+    texts["type"] = pa.repeat("WaitingFull", len(rows))
+    reasons = reason_column(texts, final=True)
     for name, column in ((DUE_MS, pa.array(np.zeros(len(rows), np.int64))), (REASON, reasons)):
-        place = TRACKING.get_field_index(name)
-        rows = rows.set_column(place, TRACKING.field(place), column)
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
     return without_numbers(rows)

@@ -2,10 +2,10 @@
 
 Places of a new column of dead letters: `LETTER`, and `TRACKED` or `OF_REASON`; `Letter` in
 ``dead_letters/listing.py``; the docstring of `dead_letters` in ``dead_letters/reading.py``.  For a
-value that waiting records keep: `TRACKING`, and `judge` in ``tasks/failed_rows.py``.  For a part of
-the reason: `REASON_TYPE`, `Reason` in ``topology/tuples.py``, and ``base/reasons.py``; a value that
-only the bolt's task has is set in `LedgerRows.fail`, as `judge` runs elsewhere.  Raise `FORMAT`:
-files without the column cannot be read.
+value that waiting records keep: `TRACKING`, and `judge` in ``tasks/failed_rows.py``.  For a text of
+the reason: `Reason` and `REASON_TEXTS` in ``topology/tuples.py``; a text that only the bolt's task
+has is set in `LedgerRows.fail`, as `judge` runs elsewhere.  Raise `FORMAT`: files without the
+column cannot be read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
+
+from ackcore.topology.tuples import REASON_TEXTS
 
 MESSAGE_ID = "_ackcore_message_id"
 ATTEMPT = "_ackcore_attempt"
@@ -30,9 +32,7 @@ FORMAT = 1
 #: The type of a column of `Reason`.
 REASON_TYPE = pa.struct(
     [
-        ("component", pa.string()),
-        ("type", pa.string()),
-        ("message", pa.string()),
+        *((name, pa.string()) for name in REASON_TEXTS),
         ("final", pa.bool_()),
         ("after_ms", pa.int64()),
         ("counts", pa.bool_()),

@@ -410,8 +410,9 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
         )
         n = len(text)
         # Final: on a retry they would wait equally long and meet again.
-        kind, owner = pa.repeat("RepeatedMessageId", n), pa.repeat(spout, n)
-        reasons = Reasons(reason_column(owner, kind, text, final=True), np.arange(n))
+        said = {"component": pa.repeat(spout, n), "type": pa.repeat("RepeatedMessageId", n)}
+        column = reason_column({**said, "message": text}, final=True)
+        reasons = Reasons(column, np.arange(n))
         texts = reasons.encoded(np.zeros(n, np.int64)).take(pa.array(of[repeated]))
         tables.append(failures(roots[repeated], [spout], texts))
     return pa.concat_tables(tables).unify_dictionaries()
