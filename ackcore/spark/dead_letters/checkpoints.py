@@ -35,7 +35,7 @@ class CheckpointView:
         self._read: Records | None = None
 
     def refreshed(self) -> CheckpointView:
-        """Return a view of the checkpoint's present state."""
+        """Return another view of the same checkpoint, which has read nothing yet."""
         return CheckpointView(self.url)
 
     @property
@@ -46,7 +46,7 @@ class CheckpointView:
         return self._read
 
     def records(self) -> Records:
-        """Return the checkpoint's records, read-only, all from the same moment.
+        """Return the records of the head that this view has read; callers only read them.
 
         Raises StateError if the checkpoint has been deleted.
         """
@@ -102,7 +102,7 @@ class CheckpointView:
 
 
 def letters_at(place: str) -> Letters:
-    """Return the store of dead letters at a path or URL."""
+    """Return the store of dead letters at a path or URL, whether or not one exists there."""
     return Letters(open_store(place, "dead_letters"))
 
 
@@ -155,14 +155,10 @@ def store_of(path: str | os.PathLike[str]) -> Letters:
         return store
     checkpoint = checkpoint_at(given)
     if checkpoint is None:
-        if is_bucket(given):
-            lacks = "has neither an ackcore/head.json nor an index.json of ackcore's"
-            raise FileNotFoundError(
-                f"path must be a checkpoint or a store of dead letters, but {given} {lacks}"
-            )
-        raise FileNotFoundError(
-            f"path must be a checkpoint or a store of dead letters, but {what_is_at(Path(given))}"
-        )
+        what = f"{given} has neither an ackcore/head.json nor an index.json of ackcore's"
+        if not is_bucket(given):
+            what = what_is_at(Path(given))
+        raise FileNotFoundError(f"path must be a checkpoint or a store of dead letters, but {what}")
     return checkpoint.letters()
 
 

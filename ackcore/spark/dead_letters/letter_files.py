@@ -156,8 +156,7 @@ class FileGroup(NamedTuple):
     """The files of a spout whose letters have the same columns."""
 
     spout: str
-    files: tuple[LetterFile, ...]
-    payload: pa.StructType  # the type of the payload
+    files: list[LetterFile]
 
 
 class NotesChanged(StateError):

@@ -21,6 +21,7 @@ deletes such objects.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
@@ -391,12 +392,10 @@ class Letters:
         if not done:
             self._delete({put["object"], merged["object"]})
 
-    def remove_merged(self, spout: str, until_ms: int) -> None:
-        """Delete files that were merged into others before a time, in ms since 1970."""
+    def remove_merged(self, spout: str, until_ms: float = math.inf) -> None:
+        """Delete files that were merged into others before a time, in ms since 1970; else all."""
         log = _of_spout(self._index.read(), spout)["merged"]
-        self._forget_merged(spout, [each for each in log if each["at_ms"] < until_ms])
-
-    def _forget_merged(self, spout: str, old: list[Mapping[str, Any]]) -> None:
+        old = [each for each in log if each["at_ms"] < until_ms]
         if not old:
             return
         lists = {each["object"] for each in old}
@@ -424,7 +423,7 @@ class Letters:
         Their readers find the letters in the files that replaced them.
         """
         self.refresh()
-        self._forget_merged(spout, list(_of_spout(self._index.read(), spout)["merged"]))
+        self.remove_merged(spout)
         files = self.files(spout)
         return [file for file in files if any(file.first <= n <= file.last for n in numbers)]
 
@@ -611,4 +610,4 @@ def kinds_of(store: Letters, spout: str | None) -> list[FileGroup]:
     kinds: dict[tuple[str, pa.StructType], list[LetterFile]] = {}
     for name, file in files_of(store, spout):
         kinds.setdefault((name, read_schema(file.path).field("payload").type), []).append(file)
-    return [FileGroup(name, tuple(files), payload) for (name, payload), files in kinds.items()]
+    return [FileGroup(name, files) for (name, _), files in kinds.items()]

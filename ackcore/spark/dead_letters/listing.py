@@ -6,6 +6,7 @@ import contextlib
 import heapq
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -100,7 +101,7 @@ class LetterFilter:
         if name == "last_ms":
             if self.since_ms is None and self.until_ms is None:
                 return True
-            column = _column(path, name).cast(TIME).cast(pa.int64()).to_numpy()
+            column = read_letters(path, [name])[name].cast(TIME).cast(pa.int64()).to_numpy()
             since = -(2**63) if self.since_ms is None else self.since_ms
             until = 2**63 - 1 if self.until_ms is None else self.until_ms
             mask: Bools = (column >= since) & (column < until)
@@ -108,7 +109,7 @@ class LetterFilter:
         value = self.message if name == "error_message" else getattr(self, name)
         if value is None:
             return True
-        column = _column(path, name)
+        column = read_letters(path, [name])[name]
         if name == "error_message":
             found = pc.match_substring(column, value, ignore_case=True)
         else:
@@ -155,16 +156,13 @@ def list_letters(
     """
     notes = notes_of(store)
 
+    most = sys.maxsize if limit is None else limit
+
     def of_spout(spout: str) -> Iterator[Letter]:
-        left = 2**63 if limit is None else limit
         for file in reversed(store.files(spout)):
-            if left <= 0:
-                return
             try:
-                rows = wanted.rows(file, spout, notes)[-left:]
-                for letter in _letters(file, spout, rows, notes, payload, binary):
-                    left -= 1
-                    yield letter
+                rows = wanted.rows(file, spout, notes)[-most:]
+                yield from _letters(file, spout, rows, notes, payload, binary)
             except CheckpointCorrupt as error:
                 if damaged is None:
                     raise
@@ -173,7 +171,7 @@ def list_letters(
     spouts = store.spouts() if wanted.spout is None else [wanted.spout]
     # A merged file of one spout may have letters before and after those of another.
     found = heapq.merge(*map(of_spout, spouts), key=lambda one: one.id.batch_id, reverse=True)
-    yield from islice(found, limit)
+    yield from islice(found, most)
 
 
 def count_letters(store: Letters, wanted: LetterFilter) -> int:
@@ -195,10 +193,6 @@ def none_found(store: Letters) -> str:
     if not many:
         return "there are no dead letters"
     return f"no dead letter of {many:,} matches"
-
-
-def _column(path: ObjectFile, name: str) -> pa.ChunkedArray:
-    return read_letters(path, [name])[name]
 
 
 def _letters(

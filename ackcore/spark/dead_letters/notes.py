@@ -145,18 +145,6 @@ def _named(note: Note, spout: str, rows: BatchRows) -> Iterator[slice]:
                 yield slice(*(min(max(start + place, low), high) for place in span))
 
 
-def note_of(notes: Iterable[Note], request: str) -> Note | None:
-    """Return the note of a replay, or None. Raises ValueError if a drop has the id ``request``."""
-    for note in notes:
-        if note.request == request:
-            if note.dropped:
-                raise ValueError(
-                    f"request must be a new id, got {request!r}, the id of a drop of letters"
-                )
-            return note
-    return None
-
-
 def note_time(notes: Iterable[Note]) -> int:
     """Return the time of a new note in ms since 1970, later than that of each existing note."""
     return max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])

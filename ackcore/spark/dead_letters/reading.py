@@ -106,9 +106,7 @@ def dead_letters(
         columns = store.columns(name)
         if columns is not None:
             # No letter has these columns yet: they do not change the types of the letters.
-            payload_type = from_arrow_schema(read_schema(columns))["payload"].dataType
-            assert isinstance(payload_type, T.StructType)
-            for field in payload_type:
+            for field in payload_of(from_arrow_schema(read_schema(columns))):
                 whole.setdefault(field.name, field.dataType)
     target = T.StructType([T.StructField(name, kind) for name, kind in whole.items()])
     return _united(session, [conformed(frame, target) for frame in frames], target)
@@ -217,9 +215,9 @@ def matching_rows(
     session = session_of(spark)
     found: dict[ObjectFile, list[int]] = {}
     frames = [letters_of(session, kind, notes, places=True) for kind in kinds]
-    others = {field.name: field for frame in frames for field in payload_of(frame)}
+    others = {field.name: field for frame in frames for field in payload_of(frame.schema)}
     for kind, frame in zip(kinds, frames, strict=True):
-        own = payload_of(frame)
+        own = payload_of(frame.schema)
         absent = [field for name, field in others.items() if name not in own.names]
         whole = conformed(frame, T.StructType([*own, *absent]))
         paths = {file.path.name: file.path for file in kind.files}
@@ -243,9 +241,9 @@ def matching_rows(
 # -- letters of different columns -----------------------------------------------------------------
 
 
-def payload_of(frame: DataFrame) -> T.StructType:
-    """Return the type of a frame's payload."""
-    kind = frame.schema["payload"].dataType
+def payload_of(letters: T.StructType) -> T.StructType:
+    """Return the type of the payload in a schema of letters."""
+    kind = letters["payload"].dataType
     assert isinstance(kind, T.StructType)
     return kind
 
@@ -257,7 +255,7 @@ def _payload_columns(
     whole: dict[str, T.DataType] = {}
     whose: dict[str, FileGroup] = {}
     for kind, frame in zip(kinds, frames, strict=True):
-        for field in payload_of(frame):
+        for field in payload_of(frame.schema):
             before = whole.setdefault(field.name, field.dataType)
             first = whose.setdefault(field.name, kind)
             has, had = field.dataType.simpleString(), before.simpleString()
@@ -280,7 +278,7 @@ def conformed(frame: DataFrame, payload: T.StructType) -> DataFrame:
 
     A null payload stays null.
     """
-    was, column = payload_of(frame), F.col("payload")
+    was, column = payload_of(frame.schema), F.col("payload")
     if was == payload:
         return frame
     fields = (

@@ -27,6 +27,7 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.letter_columns import as_tracked
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
+from ackcore.spark.checkpoint.segments import all_nullable
 from ackcore.spark.dead_letters.checkpoints import (
     CheckpointView,
     check_spout,
@@ -53,7 +54,6 @@ from ackcore.spark.dead_letters.notes import (
     again_if_noted,
     counts_by_spout,
     dropped_rows,
-    note_of,
     note_time,
     notes_of,
     sent_rows,
@@ -158,7 +158,11 @@ def replay(
     name = uuid.uuid4().hex if request is None else request
     if not isinstance(name, str) or not REQUEST.fullmatch(name):
         raise ValueError(f"request must be 1 to 64 letters, digits, - or _, got {name!r}")
-    bound = _bound(max_replays)
+    bound = np.iinfo(np.int32).max if max_replays is None else max_replays
+    if isinstance(bound, bool) or not isinstance(bound, int) or bound < 1:
+        raise ValueError(
+            f"max_replays must be a whole number of at least 1, or None, got {max_replays!r}"
+        )
     store = store_of(path)
     checkpoint = checkpoint_of(store)
     check_spout(store, spout)
@@ -179,9 +183,13 @@ def _replay(
     dry_run: bool,
 ) -> Replay:
     notes = notes_of(store)
-    before = note_of(notes, name)
-    if before is not None:
-        return Replay(name, counts_by_spout(before.rows), before.left_out or {})
+    for note in notes:
+        if note.request == name:
+            if note.dropped:
+                raise ValueError(
+                    f"request must be a new id, got {name!r}, the id of a drop of letters"
+                )
+            return Replay(name, counts_by_spout(note.rows), note.left_out or {})
     matching: Mapping[ObjectFile, Int64s] = {}
     if where is not None and not isinstance(where, LetterFilter):
         reading = import_module("ackcore.spark.dead_letters.reading")
@@ -227,14 +235,6 @@ class _Chosen(NamedTuple):
     file: LetterFile
     mask: Bools  # by row of the file, whether the letter is to be sent
     times: Int64s  # by letter, the number of replays of its record, including this one
-
-
-def _bound(most: int | None) -> int:
-    if most is None:
-        return np.iinfo(np.int32).max
-    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise ValueError(f"max_replays must be a whole number of at least 1, or None, got {most!r}")
-    return most
 
 
 def _choose(
@@ -308,8 +308,4 @@ def _fitting(
 def _records(letters: pa.Table, times: Int64s) -> pa.Table:
     """Return letters as records that were not tried yet. ``times``: their numbers of replays."""
     attempts = pa.array(np.zeros(len(letters), np.int32))
-    records = as_tracked(letters, attempts, pa.array(times.astype(np.int32)))
-    # Nullability is dropped: it may have changed between two letters.
-    source = list(records.schema)[len(TRACKING) :]
-    fields = [pa.field(field.name, field.type) for field in source]
-    return pa.table(records.columns, schema=pa.schema([*TRACKING, *fields]))
+    return all_nullable(as_tracked(letters, attempts, pa.array(times.astype(np.int32))))

@@ -176,7 +176,8 @@ class TopicWriter:
         if "timestamp" in at and pa.types.is_timestamp(places["timestamp"].type):
             ms = places["timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
             places = places.set_column(at.index("timestamp"), "timestamp", ms)
-        about = zip(shown_rows(letters), _places(places), strict=True)
+        shown = shown_rows(places) if at else [{}] * len(places)
+        about = zip(shown_rows(letters), shown, strict=True)
         contents = (one for part in payload.to_batches() for one in columns.contents(part))
         for row, ((letter, place), (key, value, came)) in enumerate(
             zip(about, contents, strict=True), first
@@ -202,10 +203,6 @@ class TopicWriter:
             ours |= {BATCH: batch, ROW: b"%d" % row}
             headers = [*(each for each in came if each[0] not in OURS), *ours.items()]
             deliveries.send(self._to.topic, value, key, headers)
-
-
-def _places(places: pa.Table) -> list[dict[str, Any]]:
-    return shown_rows(places) if places.num_columns else [{}] * len(places)
 
 
 def message_columns(schema: pa.Schema) -> MessageColumns:
