@@ -28,6 +28,12 @@ def test_the_version_is_that_of_the_installed_package() -> None:
     assert version("ackcore") == ackcore.__version__
 
 
+def test_no_section_of_a_docstring_has_its_underline_in_its_text() -> None:
+    """Reflowed to "Notes ----- A row", a section is a part of the one before."""
+    texts = {file: file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")}
+    assert [file for file, text in texts.items() if re.search(r"\n +[A-Z]\w+ -{3,}", text)] == []
+
+
 #: ackcore.ui serves them as they are.
 OF_THE_PAGE = (".html", ".css", ".js")
 

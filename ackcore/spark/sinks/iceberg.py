@@ -98,10 +98,12 @@ def to_iceberg(
     ImportError
         If pyiceberg is not installed: it comes with ``ackcore[iceberg]``.
 
-    Notes ----- A row with a null in a required column, text that is not UTF-8 or has the unassigned
-    letter U+D7FF before its end, a date or time outside the years 1 to 9999, or a value that a
-    partition cannot store is refused: its record becomes a dead letter, and the other rows are
-    written. If another writer commits while the sink writes, the sink fails and is called again.
+    Notes
+    -----
+    A row with a null in a required column, text that is not UTF-8 or has the unassigned letter
+    U+D7FF before its end, a date or time outside the years 1 to 9999, or a value that a partition
+    cannot store is refused: its record becomes a dead letter, and the other rows are written. If
+    another writer commits while the sink writes, the sink fails and is called again.
     """
     return IcebergSink(table, catalog, keys)
 

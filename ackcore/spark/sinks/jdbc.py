@@ -90,13 +90,15 @@ def to_jdbc(
     TypeError, ValueError
         If an argument has another type or is empty, or if a name is not that of a table.
 
-    Notes ----- A row that violates a constraint, or has a value that does not fit its column, is
-    refused: its record becomes a dead letter with the database's error, and the other rows are
-    written. A row for which a trigger raises an error (SQLSTATE 45000, Oracle's
-    raise_application_error) is refused, too, unless a micro-batch has several rows and none can be
-    written. More than 10,000 refused rows in a micro-batch end the query (`TooManyRefused`), and
-    none of its rows is written. In a database without savepoints, a violated constraint fails the
-    whole micro-batch. The user must be able to create and drop tables in the schema of `table`.
+    Notes
+    -----
+    A row that violates a constraint, or has a value that does not fit its column, is refused: its
+    record becomes a dead letter with the database's error, and the other rows are written. A row
+    for which a trigger raises an error (SQLSTATE 45000, Oracle's raise_application_error) is
+    refused, too, unless a micro-batch has several rows and none can be written. More than 10,000
+    refused rows in a micro-batch end the query (`TooManyRefused`), and none of its rows is written.
+    In a database without savepoints, a violated constraint fails the whole micro-batch. The user
+    must be able to create and drop tables in the schema of `table`.
     """
     return JdbcSink(url, table, keys, properties, marker)
 
