@@ -33,7 +33,6 @@ from ackcore.spark.inspect.reason_counts import (
     count_waiting,
 )
 from ackcore.spark.stores.opening import place_of
-from ackcore.topology.tuples import Reason
 
 T = TypeVar("T")
 
@@ -350,16 +349,16 @@ def read_pending(
     if found is None:
         return None
     name, row, running_in = found
-    reason = Reason(**row[REASON])
+    reason = row[REASON]
     return PendingTree(
         spout=name,
         message_id=message_id,
         attempt=row[ATTEMPT],
         due_in_s=(row[DUE_MS] - now_ms) / 1000,
         known_s=(now_ms - row[FIRST_MS]) / 1000,
-        component=reason.component,
-        error_type=reason.type,
-        error_message=reason.message,
+        component=reason["component"],
+        error_type=reason["type"],
+        error_message=reason["message"],
         running_in=running_in,
         traces=tuple(
             trace

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ackcore import _columns
 from ackcore._arguments import MAX_SHARDS
 from ackcore._error_hints import naming_arguments
+from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.session import is_connect, refuse_frame, refuse_mixed, task_slots
 from ackcore.spark.base.sources import has_fixed_order
 from ackcore.spark.base.versions import repartition_by_id
@@ -199,8 +199,7 @@ class Settling:
                 "(milliseconds), or omit timeout_s"
             )
         # Fixed here, so that each action on the result makes the same decisions.
-        now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-        self.now_ms = _columns.as_ms(now, "now_ms")
+        self.now_ms = _columns.as_ms(wall_clock_ms() if now_ms is None else now_ms, "now_ms")
         self.seed = secrets.randbits(64)
         # Earlier open rows may have reasons even if the events have none.
         self.form = ResultForm(timed is not False, reasons or open_before is not None)

@@ -10,7 +10,6 @@ because a table's own order depends on the processor.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ import pyarrow as pa
 from ackcore._backend import Ledger
 from ackcore._records import Entries
 from ackcore.spark.base.arrow_batches import Batches
+from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.reasons import earliest
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.wire import Events
@@ -236,14 +236,7 @@ class CardinalityEstimate(NamedTuple):
         fold(probe, events, 0, half)
         first = len(probe)
         fold(probe, events, half, 2 * half)
-        return cls.from_counts(half, first, len(probe))
-
-    @classmethod
-    def from_counts(cls, half: int, first: int, both: int) -> CardinalityEstimate:
-        """Return an estimate from a sample of twice ``half`` rows.
-
-        ``first``: the distinct roots in its first half. ``both``: the distinct roots in all of it.
-        """
+        both = len(probe)
         met_again = 2 * first - both
         pool = first * first / met_again if met_again > 0 else math.inf
         return cls(half, first, pool, both / first - 1 if first else 1.0)
@@ -269,13 +262,8 @@ def new_ledger(seed: int | None, timed: bool, roots: int = 0) -> Ledger:
     The clock of a ``timed`` ledger is read only by a `settle` without a time.
     """
     # An eighth more than estimated: folding into a table that grows takes 1.4 times as long.
-    return Ledger(
-        max(1024, roots + roots // 8), buckets=2, clock=_now_ms if timed else None, seed=seed
-    )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    clock = wall_clock_ms if timed else None
+    return Ledger(max(1024, roots + roots // 8), buckets=2, clock=clock, seed=seed)
 
 
 def fold(ledger: Ledger, events: Events, start: int = 0, until: int | None = None) -> None:

@@ -303,7 +303,19 @@ class HdfsStore(FileSystemStore):
 
     def _ask(self, key: str, how: str, request: Callable[[], Answer]) -> Answer:
         """Repeat a request by `_repeat`. Raise errors about files and directories as Python's."""
-        return self._repeat(key, how, _as_python()(request))
+
+        def ask() -> Answer:
+            try:
+                return request()
+            except (RuntimeError, OSError) as error:
+                text = str(error)
+                if _IS_A_DIRECTORY.search(text):
+                    raise IsADirectoryError(text) from None
+                if _NOT_A_DIRECTORY.search(text):
+                    raise FileNotFoundError(text) from None
+                raise
+
+        return self._repeat(key, how, ask)
 
     def _repeat(self, key: str, how: str, request: Callable[[], Answer]) -> Answer:
         """Return the answer to a request, which is repeated while a repetition may help.
@@ -347,20 +359,6 @@ class HdfsStore(FileSystemStore):
             f"{what}. All that was recorded before is kept. Check that the NameNode at {host} is "
             "up and not in safe mode, and that its DataNodes have space; then start again"
         ) from None
-
-
-@contextlib.contextmanager
-def _as_python() -> Iterator[None]:
-    """Raise the client's errors about files and directories as Python's errors."""
-    try:
-        yield
-    except (RuntimeError, OSError) as error:
-        text = str(error)
-        if _IS_A_DIRECTORY.search(text):
-            raise IsADirectoryError(text) from None
-        if _NOT_A_DIRECTORY.search(text):
-            raise FileNotFoundError(text) from None
-        raise
 
 
 def told(error: BaseException) -> str:

@@ -22,7 +22,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -164,12 +163,12 @@ class ObjectStore:
                     return aligned(found.bytes())
         except FileNotFoundError:
             return None
-        return mapped(partial(self._range, key), size)
 
-    def _range(self, key: str, start: int, length: int) -> Any:
-        """Return up to ``length`` bytes of an object from offset ``start``."""
-        with self._asking(key):
-            return self._obstore.get_range(self._store, key, start=start, length=length)
+        def piece(start: int, length: int) -> Any:
+            with self._asking(key):
+                return self._obstore.get_range(self._store, key, start=start, length=length)
+
+        return mapped(piece, size)
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """Write an object, and return its version.

@@ -99,7 +99,14 @@ def place_of(path: str | os.PathLike[str], argument: str) -> str:
     """
     if isinstance(path, str) and is_bucket(path):
         return store_url(path, argument)
-    return str(_local(path, argument))
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    near = _NEARLY.match(text) if isinstance(text, str) else None
+    if near is not None:
+        raise ValueError(
+            f"{argument} must be a str that begins with {near[1]}:// to name a bucket, or a path "
+            f"that begins with ./{near[1]} to name a directory; it begins with {near[0]}"
+        )
+    return str(local_path(path, argument))
 
 
 def store_at(url: str) -> ObjectStore | HdfsStore:
@@ -112,17 +119,5 @@ def open_store(path: str | os.PathLike[str], argument: str) -> Store:
 
     Raises ValueError or TypeError if ``path`` is neither a path nor the URL of a bucket.
     """
-    if isinstance(path, str) and is_bucket(path):
-        return store_at(store_url(path, argument))
-    return LocalStore(_local(path, argument))
-
-
-def _local(path: str | os.PathLike[str], argument: str) -> Path:
-    text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    near = _NEARLY.match(text) if isinstance(text, str) else None
-    if near is not None:
-        raise ValueError(
-            f"{argument} must be a str that begins with {near[1]}:// to name a bucket, or a path "
-            f"that begins with ./{near[1]} to name a directory; it begins with {near[0]}"
-        )
-    return local_path(path, argument)
+    place = place_of(path, argument)
+    return store_at(place) if is_bucket(place) else LocalStore(Path(place))
