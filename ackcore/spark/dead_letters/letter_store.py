@@ -152,15 +152,6 @@ class Letters:
         merged = self._merged_keys(_merged(self._index.read())) if newer else set()
         return [key for key in newer if key not in merged]
 
-    def _check(self, body: Body) -> None:
-        if self._token and body.get("token") != self._token:
-            raise CheckpointInUse(
-                f"{self.url} was taken over from this driver by another "
-                f"({body.get('holder', 'unknown: the index was removed')}). All that this driver "
-                "recorded before is kept, and it writes nothing more; let the other driver run, "
-                "or stop it and start this query again"
-            )
-
     def _sweep(self) -> None:
         """Delete objects that no index names, left by processes that died.
 
@@ -169,7 +160,17 @@ class Letters:
         remove_abandoned(self.store)
         keys = [entry.key for entry in self.store.list()]
         markers = {key for key in keys if key.endswith(GIVEN_UP)}
-        self._give_up({key.removesuffix(GIVEN_UP) for key in markers})
+        lost = {key.removesuffix(GIVEN_UP) for key in markers}
+
+        def without_lost(body: Body) -> Body:
+            for spout in body["spouts"]:
+                files = _of_spout(body, spout)["files"]
+                left = [each for each in files if each["object"] not in lost]
+                body = _with(body, spout, files=left)
+            return body
+
+        if lost:
+            self._change(without_lost)
         body = self._index.read()
         named = {each["object"] for each in _named(body)} | self._merged_keys(_merged(body))
         self._delete(
@@ -177,22 +178,15 @@ class Letters:
         )
         self._delete(markers)  # after their files: see `newer_files`
 
-    def _give_up(self, keys: Collection[str]) -> None:
-        """Remove unreadable files from the index: those beside which a user has put a marker."""
-
-        def change(body: Body) -> Body:
-            for spout in body["spouts"]:
-                files = _of_spout(body, spout)["files"]
-                left = [each for each in files if each["object"] not in keys]
-                body = _with(body, spout, files=left)
-            return body
-
-        if keys:
-            self._change(change)
-
     def _change(self, change: Callable[[Body], Body | None]) -> None:
         def checked(body: Body) -> Body | None:
-            self._check(body)
+            if self._token and body.get("token") != self._token:
+                raise CheckpointInUse(
+                    f"{self.url} was taken over from this driver by another "
+                    f"({body.get('holder', 'unknown: the index was removed')}). All that this "
+                    "driver recorded before is kept, and it writes nothing more; let the other "
+                    "driver run, or stop it and start this query again"
+                )
             return change(body)
 
         self._index.replace(checked)

@@ -19,7 +19,7 @@ from ackcore.spark.base.root_ids import in_ranges, once
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.decisions import Plan, Retries
 from ackcore.spark.engine.setup import PlannedRows, RunResult
-from ackcore.spark.stores.run_files import is_missing
+from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.exchange_format import (
     SETTLE,
     TrailerReceipt,
@@ -90,11 +90,11 @@ def trailer_problems(
 
 
 def file_problems(files: Iterable[SinkFile], directory: str) -> list[str]:
-    """Return a message for each missing file that a task reports as written."""
+    """Return a message for each missing file that a task reports as written; none for a bucket."""
     return [
         f"a task reported the file {one.path}, which does not exist"
         for one in files
-        if is_missing(os.path.join(directory, one.path))
+        if not is_bucket(directory) and not os.path.exists(os.path.join(directory, one.path))
     ]
 
 

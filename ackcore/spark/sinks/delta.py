@@ -41,7 +41,7 @@ from ackcore.spark.sinks.columns import (
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
-from ackcore.spark.sinks.unavailable import bare, secrets_of, unavailable_by
+from ackcore.spark.sinks.unavailable import bare, raise_unavailable, secrets_of
 from ackcore.spark.stores.opening import check_delta_url
 
 if TYPE_CHECKING:
@@ -451,8 +451,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         except (OSError, exceptions.DeltaError) as error:
             endpoints = [of for name, of in self._options.items() if _ENDPOINT.fullmatch(name)]
             where = f"Delta {self._shown}" + "".join(f" at {bare(each)}" for each in endpoints[:1])
-            unreachable = unavailable_by(sink, where, error, self._secrets(), _WAY_OUT)
-            raise unreachable from unreachable.__cause__
+            raise_unavailable(sink, where, error, self._secrets(), _WAY_OUT)
 
     def _secrets(self) -> list[str]:
         """Return the texts that errors must not show.
@@ -561,7 +560,7 @@ def _partition_checks(
             yield field, _is_negative_fraction, f"{why}a negative decimal with a fraction"
             continue
         if is_text(field.type) and (field.name in keys or not field.nullable):
-            yield field, _is_empty, f"{why}an empty text"
+            yield field, lambda texts: pc.equal(pc.binary_length(texts), 0), f"{why}an empty text"
         if is_text(field.type) or pa.types.is_floating(field.type):
             most = longest - len(f"{field.name}=".encode())
             long = f"{why}a value that has more than {most} bytes in the name of a directory"
@@ -573,10 +572,6 @@ def _is_negative_fraction(column: pa.Array) -> pa.BooleanArray:
     values = column.unique().drop_null().to_pylist()
     bad = [one for one in values if one < 0 and one != one.to_integral_value()]
     return pc.is_in(column, pa.array(bad, column.type))
-
-
-def _is_empty(column: pa.Array) -> pa.BooleanArray:
-    return pc.equal(pc.binary_length(column), 0)
 
 
 def _in_a_name(value: str | float) -> str:

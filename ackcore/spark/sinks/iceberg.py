@@ -41,7 +41,7 @@ from ackcore.spark.sinks.columns import (
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
-from ackcore.spark.sinks.unavailable import bare, secrets_of, unavailable_by
+from ackcore.spark.sinks.unavailable import bare, raise_unavailable, secrets_of
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
@@ -409,8 +409,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
             uri = self._properties.get("uri")
             where = f"Iceberg table {self.table} of catalog {self._name!r}"
             where += f" at {bare(uri)}" if uri else ""
-            unreachable = unavailable_by(sink, where, error, self._secrets(), _WAY_OUT)
-            raise unreachable from unreachable.__cause__
+            raise_unavailable(sink, where, error, self._secrets(), _WAY_OUT)
 
     def _secrets(self) -> list[str]:
         """Return the texts that errors must not show.

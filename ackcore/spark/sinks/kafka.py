@@ -386,7 +386,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             found += self._alone(batch, messages, is_as_large, refused, taken)
         self.release(batch.sink, batch.deployment)
         if not found:
-            return suspects.none_too_large(self.topic)
+            return suspects.error(self.topic, "though none of them is too large alone")
         return _rejects(batch, [row for row, _ in found])
 
     def _alone(

@@ -191,13 +191,10 @@ class Suspects:
         ``known``: the number of rows that are refused already.
         """
         if self.count + known > MAX_REFUSED:
-            raise self._error(topic, f"too many to send each again alone (at most {MAX_REFUSED})")
+            raise self.error(topic, f"too many to send each again alone (at most {MAX_REFUSED})")
 
-    def none_too_large(self, topic: str) -> DeliveryError:
-        """Return the error for messages that a topic refused together and accepted one by one."""
-        return self._error(topic, "though none of them is too large alone")
-
-    def _error(self, topic: str, why: str) -> DeliveryError:
+    def error(self, topic: str, why: str) -> DeliveryError:
+        """Return the error for the messages that may be too large; ``why``: a part of its text."""
         error: DeliveryError = producing().DeliveryError(
             f"topic {topic!r} did not take {counted(self.count, 'message')}, {why}: {self.said}; "
             "or make requests smaller with batch.size in options"

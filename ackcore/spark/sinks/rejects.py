@@ -119,9 +119,11 @@ class SinkRejects(Exception):
         self.numbers = _numbers
         self.values = _table(rows) if _numbers is None else None
         self.reasons, self.reason_of = _reasons(reasons, len(self))
-        super().__init__(
-            f"{counted(len(self), 'row is', 'rows are')} refused{_first_reason(self.reasons)}"
-        )
+        said = f"{counted(len(self), 'row is', 'rows are')} refused"
+        for first in self.reasons[:1]:
+            why = first if isinstance(first, str) else f"{type(first).__name__}: {one_line(first)}"
+            said += f": {why}"
+        super().__init__(said)
 
     @classmethod
     def of_numbers(cls, numbers: Int64s, reasons: Reasons) -> SinkRejects:
@@ -201,10 +203,3 @@ def _of_sequence(
 
 def _no_reason(got: str) -> InvalidRejects:
     return InvalidRejects(f"each reason of SinkRejects must be a str or an exception, got {got}")
-
-
-def _first_reason(reasons: list[str | BaseException]) -> str:
-    if not reasons:
-        return ""
-    first = reasons[0]
-    return f": {first if isinstance(first, str) else f'{type(first).__name__}: {one_line(first)}'}"

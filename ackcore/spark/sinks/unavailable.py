@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NoReturn
 from urllib.parse import unquote, unquote_plus
 
 from ackcore._error_hints import REDACTED, without_secrets
@@ -54,19 +55,17 @@ def unavailable(sink: str, where: str, said: str, way_out: str) -> SinkUnavailab
     return SinkUnavailable(f"sink {sink!r}, {where}: {said}. {way_out}")
 
 
-def unavailable_by(
+def raise_unavailable(
     sink: str, where: str, error: Exception, secrets: Iterable[object], way_out: str
-) -> SinkUnavailable:
-    """Return a `SinkUnavailable` for a library's error, whose text may contain ``secrets``.
+) -> NoReturn:
+    """Raise `SinkUnavailable` for a library's error, whose text may contain ``secrets``.
 
     The library's error becomes the ``__cause__``, unless its text shows a secret. The other
     arguments are those of `unavailable`.
     """
     text = f"{type(error).__name__}: {error}"
     said = redacted(text, secrets)
-    found = unavailable(sink, where, said, way_out)
-    found.__cause__ = error if said == text else None
-    return found
+    raise unavailable(sink, where, said, way_out) from (error if said == text else None)
 
 
 def redacted(text: str, secrets: Iterable[object]) -> str:

@@ -141,11 +141,6 @@ def read_file(path: Place) -> pa.Buffer | None:
     return store.read(key)
 
 
-def is_missing(path: Place) -> bool:
-    """Return whether a file is missing; False for a bucket, where this sends no request."""
-    return not is_bucket(path) and not os.path.exists(path)
-
-
 def read_table_at(path: Place, *, way_out: str = WAY_OUT) -> pa.Table:
     """Return the table in an Arrow file whose name has its checksum, memory-mapped if possible.
 
