@@ -18,7 +18,7 @@ from ackcore.cli.reporting import app_of
 from ackcore.spark import run_batch, table, to_parquet
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.inspect.status import read_status
-from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
+from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import Sink
 from ackcore.tables import count, mean_of, sum_of
 from ackcore.topology import BatchBolt, TopologyBuilder
@@ -142,6 +142,31 @@ def test_a_refused_change_ends_the_query_by_name_and_a_new_sink_gets_the_same_ro
     run_batch(topology(spark, tmp_path), spark, tmp_path / "checkpoint")
     assert len(rows_of(spark, tmp_path / "changes")) == 4
     assert sorted(map(tuple, table(tmp_path / "checkpoint", "totals", spark).collect())) == AT_END
+
+
+class Mistaken(Sink):
+    def __init__(self, answer):
+        self.answer = answer
+
+    def write(self, batch):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (7, "must return SinkRejects or None, got int"),
+        ([], "must return SinkRejects or None, got list"),
+        (SinkRejects(pa.table({"shop": pa.array([], pa.string())}), "why"), "without any row"),
+    ],
+)
+def test_a_sink_of_changes_that_answers_wrongly_ends_the_query_at_once(
+    spark, tmp_path, answer, says
+):
+    with pytest.raises(InvalidRejects, match=rf"'totals.changes' refused rows.*{says}"):
+        run_batch(topology(spark, tmp_path, Mistaken(answer)), spark, tmp_path / "checkpoint")
 
 
 class Damaging(Sink):

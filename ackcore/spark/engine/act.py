@@ -27,7 +27,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.engine.insist import Failed, SinkCalls
 from ackcore.spark.sinks.rejects import MAX_REFUSED, InvalidRejects, SinkRejects, too_many_refused
-from ackcore.spark.sinks.sink import as_sink
+from ackcore.spark.sinks.sink import Sink, as_sink
 from ackcore.spark.sinks.sink_batch import (
     BatchFile,
     SinkBatch,
@@ -234,24 +234,8 @@ class _SinkWrites:
         )
 
     def _write(self, batch: SinkBatch) -> Refusal | None:
-        try:
-            rejects = self._writer.write(batch)
-        except SinkRejects as raised:
-            refusal = self._refusal(raised, batch, written=False)
-            if not len(refusal.rows):
-                raise InvalidRejects(
-                    "the sink raised SinkRejects without any row; raise it only with refused rows"
-                ) from raised
-            return refusal
-        except Exception as error:
-            refuse_damaged(batch, error)
-            raise
-        failpoint("in-sink", batch.batch_id)
-        if not isinstance(rejects, SinkRejects | None):
-            raise InvalidRejects(
-                f"write must return SinkRejects or None, got {type(rejects).__name__}"
-            )
-        return self._refusal(rejects, batch, written=True) if rejects else None
+        rejects, written = call_sink(self._writer, batch)
+        return None if rejects is None else self._refusal(rejects, batch, written)
 
     def _refusal(self, rejects: SinkRejects, batch: SinkBatch, written: bool) -> Refusal:
         return Refusal(self._sink.name, written, refused_rows(rejects, batch))
@@ -282,19 +266,35 @@ def _way_out(sink: SinkSpec) -> str:
     )
 
 
-def refuse_damaged(batch: SinkBatch, error: Exception) -> None:
-    """Raise `CheckpointCorrupt` if a sink failed because the files of its rows are damaged.
+def call_sink(writer: Sink, batch: SinkBatch) -> tuple[SinkRejects | None, bool]:
+    """Call a sink; return the rows that it refuses, if any, and whether the others are written.
 
-    If its error does not show that, read all of the rows to find out.
+    Raises InvalidRejects if the sink raises SinkRejects without rows, or returns anything else than
+    SinkRejects or None. Raises CheckpointCorrupt in place of an error that damaged files caused;
+    all rows are read to find out. Raises any other exception of the sink.
     """
-    damage = damage_in(error)
-    if damage is None:
-        try:  # the writer's error may not show the damage
-            batch.verify()
-        except RowFileDamaged as found:
-            damage = found
-    if damage is not None:
-        raise CheckpointCorrupt(str(damage)) from error
+    try:
+        rejects = writer.write(batch)
+    except SinkRejects as raised:
+        if not len(raised):
+            raise InvalidRejects(
+                "the sink raised SinkRejects without any row; raise it only with refused rows"
+            ) from raised
+        return raised, False
+    except Exception as error:
+        damage = damage_in(error)
+        if damage is None:
+            try:  # the writer's error may not show the damage
+                batch.verify()
+            except RowFileDamaged as found:
+                damage = found
+        if damage is not None:
+            raise CheckpointCorrupt(str(damage)) from error
+        raise
+    failpoint("in-sink", batch.batch_id)
+    if not isinstance(rejects, SinkRejects | None):
+        raise InvalidRejects(f"write must return SinkRejects or None, got {type(rejects).__name__}")
+    return rejects, True
 
 
 # ---------------------------------------------------------------------------------- refused rows

@@ -20,7 +20,7 @@ from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
-from ackcore.spark.engine.act import refuse_damaged, sink_batch
+from ackcore.spark.engine.act import call_sink, sink_batch
 from ackcore.spark.engine.insist import SinkCalls
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import as_sink
@@ -66,16 +66,9 @@ def _write(sink: SinkSpec, batch: SinkBatch, calls: SinkCalls) -> None:
     writer = as_sink(sink.writer)
 
     def write() -> None:
-        try:
-            rejects = writer.write(batch)
-        except SinkRejects as raised:
-            rejects = raised
-        except Exception as error:
-            refuse_damaged(batch, error)
-            raise
-        if rejects:
+        rejects, _ = call_sink(writer, batch)
+        if rejects is not None:
             raise _refused(sink, batch, rejects)
-        failpoint("in-sink", batch.batch_id)
 
     calls.insist(f"sink {sink.name!r}", write, fenced=writer.checks_fence)
 
