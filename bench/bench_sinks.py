@@ -75,7 +75,7 @@ def accepted(rows, tmp_path_factory) -> SinkBatch:
     ids = rng.permutation(rows * 8)[:rows] * 1_000_003
     files = []
     for number, part in enumerate(np.array_split(ids, FILES)):
-        file = RowFileWriter(directory, SCHEMA, number, 0)
+        file = RowFileWriter(directory, SCHEMA, number)
         for some in np.array_split(part, max(1, len(part) // BATCH_ROWS)):
             n = len(some)
             columns = [

@@ -225,7 +225,7 @@ class FoldedTable:
         self.number += 1
         shops = np.random.default_rng(self.number).integers(0, self.keys, rows)
         batch = orders(shops, self.number).append_column(ROOT, pa.nulls(rows, pa.int64()))
-        file = RowFileWriter(str(self.directory / f"work-{self.number}"), batch.schema, 0, 0)
+        file = RowFileWriter(str(self.directory / f"work-{self.number}"), batch.schema, 0)
         file.write(batch)
         name, count_of, _ = file.finish()
         path = os.path.join(self.directory, f"work-{self.number}", name)

@@ -183,7 +183,7 @@ class Deployment:
             clock=self._clock,
             pause=pause,
             offsets=self.rows,
-            groups=self.groups,
+            commit_groups=None if self.groups is None else self.groups.done,
         )
 
     def close(self) -> None:

@@ -179,44 +179,24 @@ def trim_log(log: Path) -> None:
                 (log / f".{number}{suffix}.crc").unlink(missing_ok=True)
 
 
-def pacemakers(
-    beat: Callable[[], object],
-    rows: PlannedRows | None,
-    clock: Clock,
-    poll_s: float,
-    is_called: Callable[[], bool],
-    check: Callable[[], None],
-) -> list[Pacemaker]:
-    """Return a pacemaker for retries and requests, and another one for planned spouts, if any.
-
-    They are not started. A look at a source may take a client's whole timeout, and retries must not
-    wait for it. Only the first one calls ``is_called`` and ``check``. For the arguments see
-    `Pacemaker`.
-    """
-    found = [Pacemaker(beat, None, clock, poll_s, is_called, check)]
-    if rows is not None:
-        found.append(Pacemaker(beat, rows, clock, poll_s, lambda: False))
-    return found
-
-
 class Pacemaker:
     """A thread that writes a beat, an empty file, when a micro-batch is needed without new data.
 
-    ``beat``: `Beats.advance`. ``rows``: the planned spouts whose new rows it looks for; None if it
-    looks at retries and requests. ``clock``: returns the time in milliseconds, by the clock of the
-    due times. ``poll_s``: the time in seconds between two readings of the clock while a record
-    waits. ``is_called``: returns whether something else, such as a replay, waits for a micro-batch.
-    ``check``: a function that is called about once a second.
+    ``beat``: `Beats.advance`. ``clock``: returns the time in milliseconds, by the clock of the due
+    times. ``poll_s``: the time in seconds between two readings of the clock while a record waits.
+    ``is_called``: returns whether something else, such as a replay, waits for a micro-batch.
+    ``check``: a function that is called about once a second. ``rows``: the planned spouts whose new
+    rows it looks for; None if it looks at retries and requests.
     """
 
     def __init__(
         self,
         beat: Callable[[], object],
-        rows: PlannedRows | None,
         clock: Clock,
         poll_s: float,
-        is_called: Callable[[], bool],
+        is_called: Callable[[], bool] = lambda: False,
         check: Callable[[], None] = lambda: None,
+        rows: PlannedRows | None = None,
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="ackcore-heartbeat", daemon=True)
         self._stopped = False

@@ -31,7 +31,6 @@ from ackcore.spark.heartbeat import (
     Pacemaker,
     find_log,
     forget_beats,
-    pacemakers,
     trim_log,
     with_heartbeat,
 )
@@ -57,14 +56,11 @@ class SparkStream(Stream):
         self._beats = Beats.beside(spark)
         self._pacemakers: list[Pacemaker] = []
         if not self._available_now:
-            self._pacemakers = pacemakers(
-                self._beats.advance,
-                self._rows,
-                self._engine.clock,
-                self._poll_s,
-                self._is_called,
-                self._end_with_session,
-            )
+            beats = self._beats.advance, self._engine.clock, self._poll_s
+            self._pacemakers.append(Pacemaker(*beats, self._is_called, self._end_with_session))
+            # A look at a source may take a client's whole timeout: retries must not wait for it.
+            if self._rows is not None:
+                self._pacemakers.append(Pacemaker(*beats, rows=self._rows))
         try:
             frame, self._spout = _united(deployment.topology)
             beaten = with_heartbeat(spark, frame, self._beats.directory)

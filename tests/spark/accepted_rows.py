@@ -21,7 +21,7 @@ WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
 
 def columns_file(directory, schema, *batches, partition=0):
     """Write batches of columns; the last column of the schema is that of roots."""
-    file = RowFileWriter(str(directory), schema, partition, 0)
+    file = RowFileWriter(str(directory), schema, partition)
     for columns in batches:
         arrays = [
             column if isinstance(column, pa.Array) else pa.array(column, field.type)

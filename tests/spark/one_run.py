@@ -145,7 +145,7 @@ def due_in(directory):
         ids, attempts, *columns = (list(column) for column in zip(*rows, strict=True))
         source = pa.table(columns, pa.schema([("id", pa.int64()), ("text", pa.string())]))
         table = tracked(source, message_id=ids, attempt=attempts)
-        file = RowFileWriter(str(directory), table.schema, 0, 0)
+        file = RowFileWriter(str(directory), table.schema, 0)
         file.write(*table.to_batches())
         name, n, _ = file.finish()
         return RowFile(str(directory / name), n)

@@ -74,7 +74,7 @@ def below(place):
 
 
 def written(directory, words=("a", "b")):
-    file = RowFileWriter(directory, WORDS, 3, 7)
+    file = RowFileWriter(directory, WORDS, 3)
     file.write(pa.record_batch([list(words), list(range(len(words)))], schema=WORDS))
     return file
 
@@ -108,7 +108,7 @@ def test_what_is_not_finished_leaves_nothing(work, local):
 
 def test_a_large_file_goes_in_parts(work, s3):
     columns = [[os.urandom(1 << 20).hex()] * 12, list(range(12))]
-    file = RowFileWriter(work, WORDS, 0, 0)
+    file = RowFileWriter(work, WORDS, 0)
     file.write(pa.record_batch(columns, schema=WORDS))
     name, rows, _ = file.finish()
     assert sum("partNumber" in each.path for each in s3.requests) >= 3

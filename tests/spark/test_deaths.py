@@ -372,8 +372,9 @@ def test_the_most_frequent_causes_come_first():
 
 def test_a_line_names_three_causes_and_counts_the_rest(caplog):
     kinds = [Reason("b", name, "no")._asdict() for name in ("A", "B", "C", "D", "E") for _ in "12"]
-    table = pa.table({"_ackcore_reason": kinds})
-    limits.warn_of_micro_batch(7, {"one": table, "two": table.slice(9)}, "cp")
+    table = pa.table({"_ackcore_reason": kinds, "_ackcore_first_ms": [0] * len(kinds)})
+    limit = limits.StreamLimit(DeadLimit(None, None), Counts(), 0, "cp")
+    limit.after(7, {"one": table, "two": table.slice(9)}, Counts())
     (said,) = warnings(caplog)
     assert said.startswith(
         "micro-batch 7: 11 records died: 3 in 'b' of E (no); 2 in 'b' of A (no); 2 in 'b' of B (no)"

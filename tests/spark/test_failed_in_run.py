@@ -394,7 +394,7 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
         last_ms=600,
         replayed=[i % 3 for i in range(n)],
     )
-    file = RowFileWriter(str(tmp_path), table.schema, 0, 0)
+    file = RowFileWriter(str(tmp_path), table.schema, 0)
     for batch in table.to_batches(6):
         file.write(batch)
     name, rows, _ = file.finish()

@@ -17,7 +17,6 @@ from ackcore.spark.heartbeat import (
     Pacemaker,
     find_log,
     forget_beats,
-    pacemakers,
     trim_log,
     with_heartbeat,
 )
@@ -160,8 +159,10 @@ def pacemaker(beaten):
     made = []
 
     def make(clock, called=lambda: False, look=None):
-        rows = None if look is None else SimpleNamespace(has_new=look)
-        some = pacemakers(lambda: beaten.append(1), rows, clock, 0.005, called, int)
+        some = [Pacemaker(lambda: beaten.append(1), clock, 0.005, called, int)]
+        if look is not None:
+            rows = SimpleNamespace(has_new=look)
+            some.append(Pacemaker(lambda: beaten.append(1), clock, 0.005, rows=rows))
         made.extend(some)
         for one in some:
             one.start()
@@ -240,7 +241,7 @@ def test_a_beat_that_cannot_be_written_is_tried_again(beats, caplog):
             raise OSError("no space left on device")
         beats.advance()
 
-    maker = Pacemaker(advance, None, lambda: 0, 0.03, lambda: False)
+    maker = Pacemaker(advance, lambda: 0, 0.03)
     maker.schedule(0)
     maker.start()
     until(beats.clear)
@@ -344,7 +345,7 @@ def test_the_directory_of_beats_may_be_swept_away(beats):
 
 
 def test_one_that_was_never_started_can_be_stopped():
-    Pacemaker(int, None, lambda: 0, 0.2, lambda: False).stop()
+    Pacemaker(int, lambda: 0, 0.2).stop()
     assert "ackcore-heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 

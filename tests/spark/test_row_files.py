@@ -27,7 +27,7 @@ MANY = WORDS.append(pa.field(ROOTS, pa.list_(pa.int64())))
 
 
 def written(directory, schema, *batches):
-    file = RowFileWriter(str(directory), schema, 3, 7)
+    file = RowFileWriter(str(directory), schema, 3)
     for rows in batches:
         columns = [list(column) for column in zip(*rows, strict=True)] or [[], []]
         file.write(pa.record_batch(columns, schema=schema))
@@ -124,7 +124,7 @@ def test_a_file_for_which_there_is_no_memory_is_not_damaged(file, monkeypatch, e
 
 def test_two_of_one_name_do_not_meet(tmp_path):
     """A task of another SparkContext may have the same number, and write at the same time."""
-    first, second = (RowFileWriter(str(tmp_path), ONE, 3, 7) for _ in range(2))
+    first, second = (RowFileWriter(str(tmp_path), ONE, 3) for _ in range(2))
     first.write(pa.record_batch([["a"], [1]], schema=ONE))
     second.write(pa.record_batch([["b"], [2]], schema=ONE))
     for file, word in ((first, "a"), (second, "b")):

@@ -76,7 +76,7 @@ class TableWorld(Replaying):
         columns = [pa.array(lines, pa.string()), pa.array([x[:1] for x in lines], pa.string())]
         columns += [sizes, pa.array(owners, roots.type)]
         schema = ROWS.append(roots)
-        file = RowFileWriter(work, schema, 0, 7)
+        file = RowFileWriter(work, schema, 0)
         file.write(pa.record_batch(columns, schema=schema))
         return SinkFile("upper", "default", *file.finish()[:2], file.nbytes)
 

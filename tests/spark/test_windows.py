@@ -144,7 +144,7 @@ class WindowWorld(Replaying):
             pa.array(owners, roots.type),
         ]
         schema = ROWS.append(roots)
-        file = RowFileWriter(work, schema, 0, 7)
+        file = RowFileWriter(work, schema, 0)
         file.write(pa.record_batch(columns, schema=schema))
         return SinkFile("upper", "default", *file.finish()[:2], file.nbytes)
 

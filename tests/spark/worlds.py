@@ -219,7 +219,7 @@ class World(Sink):
     def _file(self, work, rows, roots):
         schema = LINES.append(roots)
         columns = [list(column) for column in zip(*rows, strict=True)] or [[], []]
-        file = RowFileWriter(work, schema, 0, 7)
+        file = RowFileWriter(work, schema, 0)
         file.write(pa.record_batch(columns, schema=schema))
         return SinkFile("upper", "default", *file.finish()[:2], file.nbytes)
 

@@ -22,10 +22,10 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from pyspark.sql import SparkSession
@@ -63,14 +63,9 @@ from ackcore.topology.builder import Topology
 _log = logging.getLogger("ackcore")
 
 
-class Groups(Protocol):
-    """The consumer groups whose offsets ackcore commits for DataFrame sources."""
-
-    def done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit the finished offsets of a decision that is marked; return the lag by spout.
-
-        May be called again with the same decision. The lag is a number of offsets.
-        """
+#: Commits the finished offsets of a decision that is marked, perhaps again; returns each spout's
+#: lag, a number of offsets.
+CommitGroups = Callable[[BatchDecision], Mapping[str, int]]
 
 
 class Engine:
@@ -80,8 +75,8 @@ class Engine:
     needs one. ``state``: the open checkpoint. ``write_dead_letters``: writes a micro-batch's dead
     records; may be called again with the same ones. ``clock``: returns milliseconds
     since 1970. ``pause``: waits for seconds; returns whether the query is to stop. ``jobs``: the
-    Spark jobs. ``offsets``: the planned spouts, such as those that read Kafka. ``groups``: the
-    consumer groups of the other spouts.
+    Spark jobs. ``offsets``: the planned spouts, such as those that read Kafka. ``commit_groups``:
+    commits to the consumer groups of the other spouts; None if they have none.
     """
 
     def __init__(
@@ -95,11 +90,11 @@ class Engine:
         pause: Pause | None = None,
         jobs: Jobs | None = None,
         offsets: PlannedRows | None = None,
-        groups: Groups | None = None,
+        commit_groups: CommitGroups | None = None,
     ) -> None:
         self.topology = topology
         self._offsets = PlannedRows() if offsets is None else offsets
-        self._groups = groups
+        self._commit_groups = commit_groups
         self.state = state
         self._spark = spark
         self._write_dead_letters = write_dead_letters
@@ -330,8 +325,8 @@ class Engine:
         plan = self.state.plan(decision.number)
         if plan is not None:
             lag |= self._offsets.done(plan, decision)
-        if self._groups is not None:
-            lag |= self._groups.done(decision)
+        if self._commit_groups is not None:
+            lag |= self._commit_groups(decision)
         return lag
 
     def _record_interrupt(self, number: int, error: BaseException) -> None:

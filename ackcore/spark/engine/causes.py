@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -82,7 +82,7 @@ def _tracked(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
         yield from dead_of(dead).pieces(spout, payload=False)
 
 
-def _told(found: list[Cause]) -> str:
+def _told(found: Sequence[Cause]) -> str:
     told = "; ".join(map(str, found[:_NAMED]))
     rest = sum(cause.deaths for cause in found[_NAMED:])
     return told + (f"; {rest} with other errors" if rest else "")
@@ -90,15 +90,6 @@ def _told(found: list[Cause]) -> str:
 
 def _look(checkpoint: str | os.PathLike[str]) -> str:
     return f"ackcore.spark.dead_letters({os.fspath(checkpoint)!r}) shows each with its payload"
-
-
-def warn_of_micro_batch(
-    number: int, dead: Mapping[str, pa.Table], checkpoint: str | os.PathLike[str]
-) -> None:
-    """Log one line about the dead records of a micro-batch."""
-    found = causes(reason_counts(dead))
-    died = counted(sum(cause.deaths for cause in found), "record")
-    _log.warning("micro-batch %d: %s died: %s. %s", number, died, _told(found), _look(checkpoint))
 
 
 def check_run(
@@ -196,10 +187,12 @@ class StreamLimit:
             for _ in range(self._limit.ended(acked, died, new_dead)):
                 self._causes.popleft()
         if dead:
-            self._last = f"in micro-batch {number} {_told(list(found))}"
+            self._last = f"in micro-batch {number} {_told(found)}"
         self._end(self._limit.excess, counts)
         if dead:
-            warn_of_micro_batch(number, dead, self._checkpoint)
+            records = counted(sum(cause.deaths for cause in found), "record")
+            look = _look(self._checkpoint)
+            _log.warning("micro-batch %d: %s died: %s. %s", number, records, _told(found), look)
 
     def at_end(self, counts: Counts) -> None:
         """Check the limit when the stream has ended: a ratio then also counts for few records.
@@ -212,7 +205,7 @@ class StreamLimit:
         if excess is None:
             return
         found = _added(*self._causes)
-        told = self._last if self._limit.window is None else _told(list(found))
+        told = self._last if self._limit.window is None else _told(found)
         raise _too_many(
             excess,
             f"{told}. All dead records are recorded: {_look(self._checkpoint)}. Remove the cause. "

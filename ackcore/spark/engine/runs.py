@@ -536,7 +536,7 @@ def _write_retries(retries: Retries, work: Place) -> dict[str, RowFile]:
     for spout, table in retries.due.items():
         directory = os.path.join(work, "retries", spout)
         # Not synced: each run of the micro-batch writes it again.
-        file = RowFileWriter(directory, table.schema, 0, 0, synced=False)
+        file = RowFileWriter(directory, table.schema, 0, synced=False)
         for batch in rebatched(table.to_batches(), len(table), CHUNK_BYTES):
             file.write(batch)
         name, rows, _ = file.finish()

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -80,7 +81,7 @@ def snapshot_inputs(
     record: list[dict[str, Any]] = []
     for one, reads in zip(inputs, _reads(inputs), strict=True):
         columns = "partition int, name string, rows bigint, bytes bigint"
-        write = one.map_in_arrow(_Write(place), columns)
+        write = one.map_in_arrow(partial(_write, place), columns)
         # Sorted by partition, on which a record's place and its root id depend.
         found = sorted(write.collect())
         record.append({"reads": reads, "files": [file for _, *file in found]})
@@ -114,52 +115,38 @@ def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:
     return [[one.spout, json.loads(one.frame.schema.json())] for one in inputs]
 
 
-class _Write:
-    """A ``mapInArrow`` function that writes a partition with rows to a file.
+def _write(directory: str, batches: Batches) -> Batches:
+    """Write a partition to a file if it has rows, in a task of mapInArrow.
 
-    It yields the partition, the file's name (null without rows), and its rows and bytes.
+    Yields the partition, the file's name (null without rows), and its rows and bytes.
     """
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-
-    def __call__(self, batches: Batches) -> Batches:
-        context = TaskContext.get()
-        assert context is not None
-        file = None
-        for batch in batches:
-            if file is None:
-                file = RowFileWriter(
-                    self._directory, batch.schema, context.partitionId(), context.taskAttemptId()
-                )
-            file.write(batch)
-        columns = [pa.array([context.partitionId()], pa.int32())]
-        name, rows = (None, 0) if file is None else file.finish()[:2]
-        nbytes = 0 if file is None else file.nbytes
-        columns += [pa.array([name], pa.string())]
-        columns += [pa.array([rows], pa.int64()), pa.array([nbytes], pa.int64())]
-        yield pa.RecordBatch.from_arrays(columns, ["partition", "name", "rows", "bytes"])
+    context = TaskContext.get()
+    assert context is not None
+    partition = context.partitionId()
+    file = None
+    for batch in batches:
+        if file is None:
+            file = RowFileWriter(directory, batch.schema, partition)
+        file.write(batch)
+    name, rows = (None, 0) if file is None else file.finish()[:2]
+    columns = [pa.array([partition], pa.int32()), pa.array([name], pa.string())]
+    columns += [pa.array([n], pa.int64()) for n in (rows, 0 if file is None else file.nbytes)]
+    yield pa.RecordBatch.from_arrays(columns, ["partition", "name", "rows", "bytes"])
 
 
-class _Read:
-    """A function for ``mapInArrow``: takes partition numbers, returns their rows from files."""
-
-    def __init__(self, files: list[RowFile | None], names: list[str]) -> None:
-        self._files = files
-        self._names = names
-
-    def __call__(self, batches: Batches) -> Batches:
-        for batch in batches:
-            for file in (self._files[i] for i in batch.column(0).to_pylist()):
-                for rows in () if file is None else read_rows(file):
-                    yield rows.rename_columns(self._names)
+def _read(files: list[RowFile | None], names: list[str], batches: Batches) -> Batches:
+    """Yield the rows of the partitions whose numbers are in ``batches``, for mapInArrow."""
+    for batch in batches:
+        for file in (files[i] for i in batch.column(0).to_pylist()):
+            for rows in () if file is None else read_rows(file):
+                yield rows.rename_columns(names)
 
 
 def _from_files(one: InputFrame, files: list[RowFile | None]) -> InputFrame:
     """Return the input with its rows read from files, in the same partitions."""
     spark: SparkSession = one.frame.sparkSession
     schema: StructType = one.frame.schema
-    read = _Read(files, schema.names)
+    read = partial(_read, files, schema.names)
     ids = spark.range(0, len(files), 1, len(files) or 1)
     if not files:
         ids = spark.createDataFrame([], ids.schema)  # without a partition, like the input

@@ -127,7 +127,7 @@ def _write_table(
             for stream, schema in schemas.items():
                 if stream not in files:
                     directory = os.path.join(work, "rows", component, stream)
-                    files[stream] = RowFileWriter(directory, schema, 0, 0)
+                    files[stream] = RowFileWriter(directory, schema, 0)
                 for batch in rows.select(schema.names).combine_chunks().to_batches():
                     files[stream].write(batch)
         for stream, file in files.items():

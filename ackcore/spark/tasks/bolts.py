@@ -182,11 +182,11 @@ class Bolts:
     tracer: Tracer | None = None
 
     def __post_init__(self) -> None:
-        spec, attempt = self._spec, self._attempt
-        self.files = SinkRowWriter(spec.work, spec.schemas, attempt.partition, attempt.id)
+        spec, partition = self._spec, self._attempt.partition
+        self.files = SinkRowWriter(spec.work, spec.schemas, partition)
         self.expected = ExpectedRows(spec, self._time_limit, self._ledger_rows)
         if spec.trace_per_million:
-            self.tracer = Tracer(spec.trace_per_million, attempt.partition, self._chunks)
+            self.tracer = Tracer(spec.trace_per_million, partition, self._chunks)
 
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
         """Pass rows that meet their expectations to bolts, later stages and files of sinks.

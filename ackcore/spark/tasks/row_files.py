@@ -76,21 +76,14 @@ class RowFileWriter:
     """
 
     def __init__(
-        self,
-        directory: str,
-        schema: pa.Schema,
-        partition: int,
-        attempt: int,
-        *,
-        synced: bool = True,
+        self, directory: str, schema: pa.Schema, partition: int, *, synced: bool = True
     ) -> None:
         self._directory = directory
         self._partition = partition
         self._synced = synced
         self._kind = "many" if ROOTS in schema.names else "one"
-        # Attempt numbers differ in one SparkContext only; a dead driver's tasks may still write.
-        name = f".{attempt}-{secrets.token_hex(8)}-{self._kind}"
-        self._path = os.path.join(made_in(directory), name)
+        # Random: other attempts at the task, or tasks of a dead driver, may write at the same time.
+        self._path = os.path.join(made_in(directory), f".{secrets.token_hex(8)}")
         self._file: BinaryIO = open(self._path, "wb")  # noqa: SIM115
         self._rows = self.nbytes = 0
         self._fingerprint = 0
@@ -130,11 +123,11 @@ class SinkRowWriter:
     """A writer of one task's sink files: up to two for a stream, one with rows of several roots."""
 
     def __init__(
-        self, work: str, schemas: Mapping[tuple[str, str], pa.Schema], partition: int, attempt: int
+        self, work: str, schemas: Mapping[tuple[str, str], pa.Schema], partition: int
     ) -> None:
         self._work = work
         self._schemas = schemas
-        self._about = (partition, attempt)
+        self._partition = partition
         self._files: dict[tuple[str, str], dict[str, RowFileWriter]] = {}
 
     def write(self, component: str, stream: str, rows: AnchoredRows, chunks: Chunks) -> None:
@@ -145,7 +138,7 @@ class SinkRowWriter:
         files = self._files.setdefault((component, stream), {})
         if name not in files:
             directory = os.path.join(self._work, _place(component, stream))
-            files[name] = RowFileWriter(directory, schema, *self._about)
+            files[name] = RowFileWriter(directory, schema, self._partition)
         files[name].write(pa.RecordBatch.from_arrays([*rows.batch.columns, column], schema=schema))
 
     def close(self) -> None:

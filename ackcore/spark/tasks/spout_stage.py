@@ -344,8 +344,7 @@ def _samples(batch: pa.RecordBatch, places: Sequence[int]) -> list[bytes]:
 
 def _file_of(task: Task, source: SpoutSpec, *, synced: bool = True) -> RowFileWriter:
     directory = f"{task.spec.work}/source/{source.name}"
-    attempt = task.attempt
-    return RowFileWriter(directory, source.schema, attempt.partition, attempt.id, synced=synced)
+    return RowFileWriter(directory, source.schema, task.attempt.partition, synced=synced)
 
 
 class _SmallInput:
