@@ -90,7 +90,7 @@ class Beats:
         return bool(beats)
 
     def close(self) -> None:
-        """Remove the directory."""
+        """Remove the directory with its files, if possible; raise no error."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -232,7 +232,8 @@ class Pacemaker:
     def schedule(self, due_ms: int | None) -> None:
         """Plan the next beat after a micro-batch, which answers all beats before it.
 
-        ``due_ms``: the time at which the first waiting record is due; None if none waits.
+        ``due_ms``: the time at which the first waiting record is due; None if none waits. It is
+        ignored with ``rows``.
         """
         with self._changed:
             self._due_ms, self._ran = due_ms if self._pacing.rows is None else None, True

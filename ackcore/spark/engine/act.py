@@ -215,7 +215,8 @@ class _SinkWrites:
     def all_but(self, refused: Sequence[Refusal]) -> Refusal | None:
         """Write the rows not in ``refused``; return a new refusal, or None if all were taken.
 
-        Repeats failed calls, and raises SinkError after the last one.
+        Repeats failed calls, and raises SinkError after the last one. If the sink has ``isolate``,
+        bisects the batch from the second failure on.
         """
         batch = without_refused(self._batch, refused)
 
@@ -251,14 +252,17 @@ class _SinkWrites:
 
 
 def _way_out(sink: SinkSpec) -> str:
-    """Return the end of a sink's error: how it may refuse rows, or that bisection found none."""
+    """Return the end of a sink's error: how it may refuse rows, or that bisection found none.
+
+    It is "" if the sink cannot write parts of a batch again.
+    """
     if sink.isolate:
         return (
             ". ackcore bisected the batch, as isolate requests, and found no row that fails "
             "while others are written"
         )
     if not as_sink(sink.writer).replaces:
-        return ""  # parts of a batch cannot be rewritten
+        return ""
     return (
         ". If rows cause the error, return or raise SinkRejects, which names them, or declare "
         "the sink with isolate=True, so that ackcore bisects the batch to them: their records "
@@ -270,8 +274,8 @@ def call_sink(writer: Sink, batch: SinkBatch) -> tuple[SinkRejects | None, bool]
     """Call a sink; return the rows that it refuses, if any, and whether the others are written.
 
     Raises InvalidRejects if the sink raises SinkRejects without rows, or returns anything else than
-    SinkRejects or None. Raises CheckpointCorrupt in place of an error that damaged files caused;
-    all rows are read to find out. Raises any other exception of the sink.
+    SinkRejects or None. Raises CheckpointCorrupt if the files of the rows are damaged; after an
+    error of the sink all rows are read to find out. Raises any other exception of the sink.
     """
     try:
         rejects = writer.write(batch)

@@ -70,7 +70,7 @@ def _each_once(reasons: list[pa.Table]) -> pa.Table:
 
 
 def reason_counts(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
-    """Yield the reasons of a micro-batch's dead records, as tables of the schema `DEATHS`."""
+    """Yield tables of the schema `DEATHS`, with one row for each dead record of a micro-batch."""
     for table in _tracked(dead):
         columns = [*reason_parts(table[REASON]), pa.repeat(1, len(table))]
         yield pa.table(columns, schema=DEATHS)

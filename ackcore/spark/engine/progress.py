@@ -209,8 +209,8 @@ class Progress:
     duration_s, records_per_s : float
         Seconds from plan to mark, and executions per second of it.
     runs : int
-        Number of runs; more than 1 if a run died or its results did not agree, 0 if an earlier
-        driver has decided the micro-batch.
+        Number of runs; more than 1 if a run died, its results did not agree, or rows could not be
+        read; 0 if an earlier driver has decided the micro-batch.
     steps_s : mapping from str to float
         Durations of the protocol's steps, in seconds; steps done before a restart are missing.
     breaker_trips : int

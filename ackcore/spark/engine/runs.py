@@ -146,13 +146,16 @@ class Runs:
     ) -> tuple[BatchOutcome, int]:
         """Run a micro-batch until a run is accepted; return its outcome and the number of runs.
 
-        Pauses between runs.  Each crash is logged, and added to the recorded plan.  Runs do not
-        count while planned rows cannot be read.  ``inputs`` are the new rows, except those that the
-        plan names; ``watch`` receives the times of run and check; ``is_new`` is False for a plan
-        that an earlier driver recorded; ``raised`` has the exceptions of signal handlers, see
-        `cancelling`.  Raises `RunFailed` after ``max_runs`` runs without progress, or if another
-        run cannot succeed, `RunCancelled` if its Spark job was cancelled from outside, `StateError`
-        if the checkpoint fails, `Stopped` if the query is stopped, and the last of ``raised``.
+        Pauses between runs.  Each crash is logged, and added to the recorded plan.  ``inputs`` are
+        the new rows, except those that the plan names; ``watch`` receives the times of run and
+        check; ``is_new`` is False for a plan that an earlier driver recorded; ``raised`` has the
+        exceptions of signal handlers, see `cancelling`.
+
+        Raises `RunFailed` after ``max_runs`` runs without progress, or if another run cannot
+        succeed.  Runs in which planned rows could not be read are not among the ``max_runs``; they
+        end with `RunFailed` after the source's time-out.  Raises `RunCancelled` if its Spark job
+        was cancelled from outside, `StateError` if the checkpoint fails, `Stopped` if the query is
+        stopped, and the last of ``raised``.
         """
         in_vain, handled = 0, sys.exception()
         wrong: str | None = None  # Spark's name of the last run's error about a value

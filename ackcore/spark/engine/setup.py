@@ -288,10 +288,10 @@ class SpoutRows(NamedTuple):
 class RunSetup:
     """The sources of a run (``sources``, by spout) and the spec of its tasks (``spec``).
 
-    ``rows`` has the rows of each spout.  ``tasks`` is the number of tasks that run at once; by
-    default, also the number of tasks after each exchange.  ``isolates`` is whether a retried task
-    isolates a record that crashed it.  ``inputs`` are read again if their rows were not written
-    to files.
+    ``rows`` has the schema of each spout's rows, and how they are read.  ``tasks`` is the number of
+    tasks that run at once; by default, also the number of tasks after each exchange.  ``isolates``
+    is whether a retried task isolates a record that crashed it.  ``inputs`` are read again if their
+    rows were not written to files.
     """
 
     def __init__(

@@ -151,7 +151,7 @@ class SpoutSpec:
     def message_ids(
         self, batch: pa.RecordBatch, number: int, partition: int, first: int
     ) -> pa.Array:
-        """Return the message ids of records as text.
+        """Return the message ids of records as text; without columns of ids, `assigned_ids`.
 
         Several columns, or one of bytes or nested values, give a JSON list. ``number``: the number
         of the micro-batch. ``first``: the row number of the first record in its partition.
