@@ -170,7 +170,7 @@ class Pacing:
     poll_s: float
     seconds: Callable[[], float] = time.monotonic
     cpu: Callable[[], float] = time.thread_time
-    #: The times of the next trigger, of the next check of requests, and of the next look.
+    #: The times of the next trigger (-1 without an interval), check of requests, and look.
     _trigger_s: float = -1.0
     _call_s: float = -1.0
     _look_s: float = -1.0
@@ -187,8 +187,9 @@ class Pacing:
             left = self._trigger_s - self.seconds()
             if left <= 0:
                 needed = self._is_needed()
-                if needed or self.interval_s:
-                    self._trigger_s = self._next_trigger()
+                if self.interval_s:
+                    # Like Spark: at multiples of the interval.
+                    self._trigger_s = (self.seconds() // self.interval_s + 1) * self.interval_s
                 if needed:
                     return True
                 if self._is_over():
@@ -207,12 +208,6 @@ class Pacing:
         """
         self._found = None
         self._look_s = self.seconds() + (self.poll_s if self.ends and not records else 0.0)
-
-    def _next_trigger(self) -> float:
-        if not self.interval_s:
-            return -1.0
-        # Like Spark: at multiples of the interval.
-        return (self.seconds() // self.interval_s + 1) * self.interval_s
 
     def _is_needed(self) -> bool:
         due = self.work.next_due_ms()

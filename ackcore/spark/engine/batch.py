@@ -196,7 +196,10 @@ class Engine:
             watch.lap("decide")
         decision = self._act(decision, age_ms, inputs)
         watch.lap("act")
-        self._mark(number)
+        self.state.write_done(number)
+        failpoint("marked", number)
+        self.state.prune(number)
+        failpoint("pruned", number)
         lag = self._done(decision)
         watch.lap("mark")
         progress = self._progress(decision, outcome, runs, watch, lag)
@@ -210,7 +213,10 @@ class Engine:
         # prove nothing, since the tasks were cut off, too; but a record may have killed the
         # driver.
         if plan is None:
-            plan = self.state.make_plan(number, self.clock(), self._most_retries())
+            # Planned spouts may need room for new records.
+            most, bound = settings.max_retries_per_batch, self._offsets.most_retries()
+            most = most if bound is None else min(most, bound)
+            plan = self.state.make_plan(number, self.clock(), most)
             offsets = self._offsets.plan(number, self.state.plan(plan.parent))
             plan = replace(plan, offsets=offsets, ordered_by=self._runs.held_by)
             plan = careful_if_needed(plan, settings.careful_after)
@@ -224,12 +230,6 @@ class Engine:
         self.state.write_plan(plan)
         failpoint("planned", number)
         return plan
-
-    def _most_retries(self) -> int:
-        """Return the most retries in a new plan; planned spouts may need room for new records."""
-        most = self.topology.settings.max_retries_per_batch
-        bound = self._offsets.most_retries()
-        return most if bound is None else min(most, bound)
 
     def _bounded(self, plan: Plan) -> Plan:
         """Return a recorded plan, or one with fewer retries if it has over `max_retries_per_batch`.
@@ -312,12 +312,6 @@ class Engine:
         decision = self.state.close_refusals(decision, dead, counts, totals)
         failpoint("refusals-closed", number)
         return decision
-
-    def _mark(self, number: int) -> None:
-        self.state.write_done(number)
-        failpoint("marked", number)
-        self.state.prune(number)
-        failpoint("pruned", number)
 
     def _done(self, decision: BatchDecision) -> Mapping[str, int]:
         """Report a finished micro-batch to sources and consumer groups; return lags by spout."""

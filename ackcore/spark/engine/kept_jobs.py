@@ -25,7 +25,6 @@ from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.session import LOST, is_connect
 from ackcore.spark.base.versions import pins_threads
 from ackcore.spark.engine.setup import InputFrame, PlannedReader, RunSetup
-from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.spark.tasks.task import RESULT_TYPE
@@ -34,16 +33,9 @@ from ackcore.spark.tasks.task import RESULT_TYPE
 _PROPERTY, _LONGEST = "ackcore.run", 1 << 14
 
 
-class _Fixed(NamedTuple):
-    """The part of a stage that is equal in all runs of a kept job."""
-
-    spec: TaskSpec
-    source: SpoutSpec
-    reader: object  # the `PlannedReader.fixed`
-
-
-#: By the frame of task numbers, the fixed part of the job and its DataFrame.
-_KEPT: WeakKeyDictionary[DataFrame, tuple[_Fixed, DataFrame]] = WeakKeyDictionary()
+#: By the frame of task numbers: what is equal in all runs of the job (the settings of the tasks and
+#: of the spout, and `PlannedReader.fixed`), and the job's DataFrame.
+_KEPT: WeakKeyDictionary[DataFrame, tuple[tuple[object, ...], DataFrame]] = WeakKeyDictionary()
 
 
 class KeptJob(NamedTuple):
@@ -84,7 +76,7 @@ def kept_job(setup: RunSetup, inputs: Sequence[InputFrame]) -> KeptJob | None:
     text = json.dumps([of_run, source.key, read.to_json()])
     if len(text) > _LONGEST:
         return None
-    fixed = _Fixed(_in_run(spec, _NO_RUN), replace(source, key=0), read.fixed)
+    fixed = _in_run(spec, _NO_RUN), replace(source, key=0), read.fixed
     kept = _KEPT.get(ids)
     if kept is None or kept[0] != fixed:
         stage = KeptStage(SpoutStage(spec, setup.sources, source.name), read)

@@ -199,7 +199,11 @@ def attempts(work: Place) -> list[TaskAttempt]:
     names: Iterable[str] = ()
     with suppress(FileNotFoundError):
         directory = os.path.join(work, DIRECTORY)
-        names = _names_in(directory) if is_bucket(work) else os.listdir(directory)
+        if is_bucket(work):
+            store, key = object_at(directory)
+            names = [entry.key.removeprefix(f"{key}/") for entry in store.list(key)]
+        else:
+            names = os.listdir(directory)
     parts = (
         name.removesuffix(_ENDING).split("-")
         for name in names
@@ -209,18 +213,13 @@ def attempts(work: Place) -> list[TaskAttempt]:
 
 
 def _read(work: Place, attempt: TaskAttempt) -> Marker | None:
-    """Return a marker; None if its attempt ended well or, outside of buckets, still runs."""
+    """Return a marker; None if its attempt did not crash or, outside of buckets, still runs."""
     data = (_stored if is_bucket(work) else _unlocked)(attempt.path(work))
     if data is None:
         return None
     kind, chunk, rows, roots = _unpacked(data)
     timed_out = read_time_out(attempt.time_out_path(work))
     return Marker(attempt, kind, chunk, rows, roots, timed_out)
-
-
-def _names_in(url: str) -> list[str]:
-    store, key = object_at(url)
-    return [entry.key.removeprefix(f"{key}/") for entry in store.list(key)]
 
 
 def _stored(url: str) -> bytes | None:
