@@ -28,8 +28,8 @@ from ackcore.spark.tasks.exchange_format import (
     CohortRuns,
     PlacedRuns,
     Places,
+    ReceivedRuns,
     RootRuns,
-    joined_runs,
     untracked,
 )
 from ackcore.spark.tasks.failed_rows import Rules
@@ -202,7 +202,7 @@ def chunk_of(chunks, placed, cohort_of):
 
 def opened(sides):
     """The edge of each cohort, and the rows of each root with its cohort."""
-    found = joined_runs([side.pack() for side in sides])
+    found = ReceivedRuns([side.pack() for side in sides])
     runs = found.runs
     ends = np.arange(len(runs.rows) + 1) if runs.offsets is None else runs.offsets
     rows = collections.Counter()
@@ -277,7 +277,7 @@ def test_runs_by_place_are_packed_and_opened(runs, cohort):
     by_root = CohortRuns(np.array([cohort]), np.array([-5]), plain)
     none = untracked(3)
     for sides in ([placed], [placed, by_root], [by_root, placed, none]):
-        found = joined_runs([side.pack() for side in sides])
+        found = ReceivedRuns([side.pack() for side in sides])
         assert (
             found.groups
             == len(found.runs.rows)
@@ -351,13 +351,13 @@ def test_records_whose_rows_a_stage_always_loses_die_and_all_others_are_acked(ca
     topology = builder.build(chunk_rows=4, max_attempts=2, max_runs=1)
     take_in, modes = bolt_stage.BoltStage._take_in, set()
 
-    def lossy(stage, task, sub, blobs, received):
+    def lossy(stage, task, sub, blobs):
         schema = stage.spec.tuple_schema(sub)
         batches = [pa.ipc.read_record_batch(one.blob, schema) for one in blobs]
         if any(7 in batch["value"].to_pylist() for batch in batches):
             modes.add((stage.spec.number, stage.spec.by_root))
         else:
-            take_in(stage, task, sub, blobs, received)
+            take_in(stage, task, sub, blobs)
 
     rows = pa.table({"record": values, "value": values}, ROWS)
     with mock.patch.object(bolt_stage.BoltStage, "_take_in", lossy):

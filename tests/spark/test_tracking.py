@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.ids import edge_id
-from ackcore.spark.tasks.exchange_format import RootRuns, joined_runs, untracked
+from ackcore.spark.tasks.exchange_format import ReceivedRuns, RootRuns, untracked
 from ackcore.spark.tasks.shuffle_writer import draw_edges
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks, Owners, running_counts
 
@@ -145,11 +145,11 @@ def test_runs_are_packed_and_laid_together(wide):
         np.array([3, 1], np.int32), np.array([-1, 2**63 - 1]), np.array([0, 5]), offsets
     )
     none = untracked(4)
-    together = joined_runs([part.pack() for part in (runs, none, runs)])
+    together = ReceivedRuns([part.pack() for part in (runs, none, runs)]).runs
     assert together.rows.tolist() == [3, 1, 4, 3, 1]
     assert together.roots.tolist() == [-1, 2**63 - 1] * 2
     assert together.offsets.tolist() == ([0, 2, 2, 2, 4, 4] if wide else [0, 1, 2, 2, 3, 4])
-    assert joined_runs([runs.pack()]).pack() == runs.pack()
+    assert ReceivedRuns([runs.pack()]).runs.pack() == runs.pack()
 
 
 @given(st.lists(st.integers(0, 4), max_size=20), st.lists(st.integers(0, 4), max_size=20))

@@ -12,14 +12,7 @@ from ackcore._arrow.record_batches import one_batch
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.tasks.exchange import Inbox
-from ackcore.spark.tasks.exchange_format import (
-    RECEIPTS,
-    SETTLE,
-    ReceivedCohorts,
-    RootRuns,
-    TupleBlob,
-    origin_of,
-)
+from ackcore.spark.tasks.exchange_format import RECEIPTS, SETTLE, ReceivedRuns, TupleBlob, origin_of
 from ackcore.spark.tasks.spec import IDENTITY_FIELDS, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.spark.tasks.tracking import AnchoredRows, Cohorts, Owners
@@ -53,8 +46,8 @@ class BoltStage:
         subscriptions = {
             sub.index: sub for name in layout.at(self.level) for sub in layout.into(name)
         }
-        for blobs, runs in inbox.chunks(list(subscriptions)):
-            self._take_in(task, subscriptions[blobs[0].subscription], blobs, runs)
+        for blobs in inbox.chunks(list(subscriptions)):
+            self._take_in(task, subscriptions[blobs[0].subscription], blobs)
             yield from task.outbox.taken()
         files = task.finish()
         partition = task.attempt.partition
@@ -62,34 +55,21 @@ class BoltStage:
         task.outbox.send(partition % self.spec.dests, SETTLE, RECEIPTS, receipts)
         yield from task.end({"files": files})
 
-    def _take_in(
-        self,
-        task: Task,
-        sub: Subscription,
-        blobs: list[TupleBlob],
-        received: RootRuns | ReceivedCohorts,
-    ) -> None:
+    def _take_in(self, task: Task, sub: Subscription, blobs: list[TupleBlob]) -> None:
         schema = self.spec.tuple_schema(sub)
         batch = one_batch([pa.ipc.read_record_batch(one.blob, schema) for one in blobs])
-        cohorts = None
-        if not isinstance(received, RootRuns):
-            cohorts = Cohorts(received.cohorts, received.edges)
-        elif not self.spec.by_root:  # untracked rows
-            cohorts = Cohorts(received.roots, received.vals)
-        groups = len(received.rows) if isinstance(received, RootRuns) else received.groups
-
-        def runs() -> RootRuns:
-            return received if isinstance(received, RootRuns) else received.runs
+        received = ReceivedRuns([one.side for one in blobs])
+        cohorts = None if self.spec.by_root else Cohorts(received.cohorts, received.edges)
 
         def load() -> tuple[Int64s, Int64s]:
-            return runs().roots, runs().vals
+            return received.runs.roots, received.runs.vals
 
-        chunk = task.chunks.add(groups, load, ACK, received.offsets, cohorts)
+        chunk = task.chunks.add(received.groups, load, ACK, received.offsets, cohorts)
         first = chunk.first
 
         def owners() -> Owners:
-            numbers = np.arange(first, first + groups, dtype=np.int64)
-            return Owners(np.repeat(numbers, runs().rows))
+            numbers = np.arange(first, first + received.groups, dtype=np.int64)
+            return Owners(np.repeat(numbers, received.runs.rows))
 
         identity = None
         if sub.target in self.spec.layout.needs_identity:

@@ -28,11 +28,9 @@ from ackcore.spark.tasks.exchange_format import (
     TRAILER_BLOB,
     TUPLES,
     CohortRuns,
-    ReceivedCohorts,
     RootRuns,
     TrailerReceipt,
     TupleBlob,
-    joined_runs,
     level_of,
     partition_of,
 )
@@ -96,18 +94,19 @@ class Outbox:
             self.send(dest, SETTLE, LEDGER, blob.as_buffer())
 
     def send_trailers(self, levels: Iterable[int], task_report: bytes, alike: bytes) -> None:
-        """End the output with a trailer for each level and destination: its row count, a checksum.
+        """End the output with a trailer for each level and destination.
+
+        A trailer has the number of rows sent there, and the fingerprint of the whole output.
 
         ``levels``: every level that this task's stage may send rows to. ``task_report``: the report
         for the driver; it goes to one task of the settle stage. ``alike``: the part of the report
         that enters the fingerprint: it is the same in all attempts with the same output.
         """
         self.add_to_fingerprint(alike)
-        sent = dict(self._sent)
         for level in levels:
             head = HEAD.pack(level, TRAILER, 0, self._origin, self._seq)
             for dest in range(self._dests):
-                blob = TRAILER_BLOB.pack(self.fingerprint, sent.get((level, dest), 0))
+                blob = TRAILER_BLOB.pack(self.fingerprint, self._sent[level, dest])
                 side = task_report if level == SETTLE and dest == 0 else b""
                 self._rows.append((dest, head + side, blob))
 
@@ -244,10 +243,8 @@ class Inbox:
                     f"logs of the executors{hint}"
                 )
 
-    def chunks(
-        self, subscriptions: Sequence[int]
-    ) -> Iterator[tuple[list[TupleBlob], RootRuns | ReceivedCohorts]]:
-        """Yield about a megabyte of blobs of one subscription at a time, and the rows' roots.
+    def chunks(self, subscriptions: Sequence[int]) -> Iterator[list[TupleBlob]]:
+        """Yield about a megabyte of blobs of one subscription at a time.
 
         Blobs are in the order of ``subscriptions``, then of their sender and its order of sending.
         The order of arrival has no effect.
@@ -259,12 +256,12 @@ class Inbox:
             self.tuples, key=lambda one: (turns[one.subscription], one.origin, one.seq)
         ):
             if some and (one.subscription != some[0].subscription or size >= _CHUNK_BYTES):
-                yield some, joined_runs([blob.side for blob in some])
+                yield some
                 some, size = [], 0
             some.append(one)
             size += len(one.blob) + len(one.side)
         if some:
-            yield some, joined_runs([blob.side for blob in some])
+            yield some
 
     def receipts(self, receiver: int) -> bytes:
         """Return packed receipts of the trailers that came here, to task ``receiver``."""

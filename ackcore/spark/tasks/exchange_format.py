@@ -175,10 +175,10 @@ class CohortRuns(NamedTuple):
         return b"".join([head, self.cohorts.tobytes(), self.edges.tobytes(), self.runs.pack()])
 
 
-class ReceivedCohorts:
-    """The roots and cohorts of the rows of several blobs, from their side data.
+class ReceivedRuns:
+    """The roots of the rows of several blobs, and their cohorts, if any.
 
-    ``sides``: at least one of them is of `CohortRuns`; others are of untracked rows.
+    ``sides``: the side data of the blobs, at least one: packed `RootRuns` or `CohortRuns`.
 
     Attributes: ``cohorts``, ``edges``: the cohorts with rows in the blobs, ascending, and the XOR
     of the edges of each. ``groups``: the number of runs. ``offsets``: those of ``runs``.
@@ -186,9 +186,9 @@ class ReceivedCohorts:
 
     def __init__(self, sides: Sequence[bytes]) -> None:
         self._bodies: list[tuple[bool, memoryview, Int64s]] = []
-        tables = []
+        tables = [np.empty((2, 0), np.int64)]
         for side in sides:
-            if side[0] != _BY_COHORT:  # untracked rows
+            if side[0] != _BY_COHORT:
                 self._bodies.append((False, memoryview(side), np.empty(0, np.int64)))
                 continue
             _, placed, n = _COHORT_SIDE.unpack_from(side)
@@ -205,16 +205,27 @@ class ReceivedCohorts:
 
     @cached_property
     def runs(self) -> RootRuns:
-        """The runs of all rows, whose vals are the cohorts of the roots."""
+        """The runs of all rows; their vals are the cohorts of the roots if there are cohorts."""
         parts = []
         for placed, body, cohorts in self._bodies:
             if placed:
-                rows, at, places = PlacedRuns.unpack(body)
+                sizes, at, places = PlacedRuns.unpack(body)
                 roots, of = places.roots(at), np.repeat(cohorts, len(at))
-                parts.append(RootRuns(rows.astype(np.int32), roots, of))
+                parts.append(RootRuns(sizes.astype(np.int32), roots, of))
             else:
                 parts.append(RootRuns.unpack(body))
-        return _joined(parts)
+        if len(parts) == 1:
+            return parts[0]
+        rows = np.concatenate([part.rows for part in parts])
+        roots = np.concatenate([part.roots for part in parts])
+        vals = np.concatenate([part.vals for part in parts])
+        if all(part.offsets is None for part in parts):
+            return RootRuns(rows, roots, vals)
+        counts = [
+            np.ones(len(part.rows), np.int32) if part.offsets is None else np.diff(part.offsets)
+            for part in parts
+        ]
+        return RootRuns(rows, roots, vals, offsets_of(np.concatenate(counts)).astype(np.int32))
 
 
 def xor_by(ids: Int64s, vals: Int64s) -> tuple[Int64s, Int64s]:
@@ -223,30 +234,6 @@ def xor_by(ids: Int64s, vals: Int64s) -> tuple[Int64s, Int64s]:
     totals = np.zeros(len(found), np.int64)
     np.bitwise_xor.at(totals, of, vals)
     return found, totals
-
-
-def joined_runs(sides: Sequence[bytes]) -> RootRuns | ReceivedCohorts:
-    """Return the roots, and the cohorts if any, of the rows of blobs from their packed sides."""
-    if any(side[0] == _BY_COHORT for side in sides):
-        return ReceivedCohorts(sides)
-    return _joined([RootRuns.unpack(side) for side in sides])
-
-
-def _joined(parts: Sequence[RootRuns]) -> RootRuns:
-    if len(parts) == 1:
-        return parts[0]
-    rows = np.concatenate([part.rows for part in parts])
-    roots = np.concatenate([part.roots for part in parts])
-    vals = np.concatenate([part.vals for part in parts])
-    if all(part.offsets is None for part in parts):
-        return RootRuns(rows, roots, vals)
-    sizes = np.concatenate(
-        [
-            np.ones(len(part.rows), np.int32) if part.offsets is None else np.diff(part.offsets)
-            for part in parts
-        ]
-    )
-    return RootRuns(rows, roots, vals, offsets_of(sizes).astype(np.int32))
 
 
 class TupleBlob(NamedTuple):
