@@ -273,7 +273,10 @@ class Pacing:
         )
 
     def _left_s(self) -> float:
-        """Return the seconds until the next check, look, due record or trigger; at least 0.001."""
+        """Return the seconds until the next trigger or, without an interval, check, look or retry.
+
+        It is at least 0.001.
+        """
         now = self.seconds()
         if self.interval_s:
             return max(self._trigger_s - now, 0.001)

@@ -152,8 +152,8 @@ class WindowedRows:
     def with_late(self, failed: pa.Table, nonacked: Int64s) -> pa.Table:
         """Return the failures, with the late records and those without a usable time added.
 
-        Each has one row, with the reason of the first table in question. Logs the number of such
-        rows that belong to no record, which are lost.
+        Each has one row, with the reason of the first table in question. Logs the number of late or
+        timeless rows that belong to no record, which are lost.
 
         ``failed``: the failures, of the schema `FAILED`. ``nonacked``: all failed roots, sorted.
         """

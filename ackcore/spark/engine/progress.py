@@ -207,7 +207,7 @@ class Progress:
         them. A replayed record counts from its first micro-batch, too, so a replay of old dead
         letters shows their age.
     duration_s, records_per_s : float
-        Seconds from plan to mark, and executions per second of it.
+        Seconds from plan to mark, and executions per second of it; the rate is 0 if `runs` is 0.
     runs : int
         Number of runs; more than 1 if a run died, its results did not agree, or rows could not be
         read; 0 if an earlier driver has decided the micro-batch.

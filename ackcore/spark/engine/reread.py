@@ -147,8 +147,8 @@ def find_keys(
 ) -> dict[str, pa.Table]:
     """Return, by spout, the records with given roots and the new records with given keys.
 
-    The tables have the columns `KEYED`. Raises RuntimeError if a source does not return the same
-    rows as in the run.
+    The tables have the columns `KEYED`; a spout without such records is missing. Raises
+    RuntimeError if a source does not return the same rows as in the run.
 
     ``roots``, ``keys``: sorted roots, and sorted hashes of keys, by spout. Roots of other spouts
     are ignored.
@@ -165,7 +165,7 @@ def _picked(
     sought: Sequence[Int64s] | None,
     function: Callable[[SourceRecords], pa.RecordBatch],
 ) -> dict[str, pa.Table]:
-    """Return the records of a run that ``function`` picks, by spout.
+    """Return the records of a run that ``function`` picks, by spout; those without are missing.
 
     ``sought``: all roots that it may pick, so that only their files or partitions are read; None if
     they are unknown.

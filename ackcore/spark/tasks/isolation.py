@@ -285,7 +285,8 @@ class IsolatedBolts:
     def _parts(self, rows: AnchoredRows) -> Iterator[AnchoredRows]:
         """Yield rows in the parts to process: each group of suspects alone, then all other rows.
 
-        Rejected rows fail. The bolts are flushed before and after each group of suspects.
+        With ``in_order``, suspects and other rows come in order of arrival. Rejected rows fail. The
+        bolts are flushed before and after each group of suspects.
         """
         isolation = self._isolation
         chunk = isolation.begin()

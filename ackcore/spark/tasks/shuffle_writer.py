@@ -53,7 +53,7 @@ class ShuffleWriter:
     _turn: Counter[int] = field(default_factory=Counter)
 
     def send(self, sub: Subscription, rows: AnchoredRows) -> None:
-        """Send rows to tasks of the subscription's bolt; fail one over `MOST_ROW_BYTES`."""
+        """Send rows to tasks of the subscription's bolt; fail a row of over `MOST_ROW_BYTES`."""
         batch = rows.batch
         size = bytes_before(batch, len(batch))
         if size > MOST_ROW_BYTES:  # a single row: larger batches were cut before

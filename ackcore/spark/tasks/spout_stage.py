@@ -295,8 +295,8 @@ def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[st
 class RowSample:
     """Fingerprints of a partition's rows, by spout: of their number, the last one and a few others.
 
-    They take little time, and differ if a source has other partitions when it is read again. They
-    do not depend on the batches in which the rows come.
+    They take little time. They differ, with few exceptions, if a source has other partitions when
+    it is read again. They do not depend on the batches in which the rows come.
     """
 
     def __init__(self) -> None:
@@ -328,7 +328,7 @@ _SAMPLED, _FIRST = 1 << 14, [1 << n for n in range(14)]
 
 
 def _samples(batch: pa.RecordBatch, places: Sequence[int]) -> list[bytes]:
-    """Return bytes for each of some rows, made of the hashes of its values, or of their texts."""
+    """Return bytes for each of some rows: the hashes of its values, or texts of types without."""
     columns: list[list[Any]] = []
     for column in batch.columns:
         values = [column.slice(place, 1) for place in places]
