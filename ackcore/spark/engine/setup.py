@@ -308,7 +308,11 @@ class RunSetup:
         self.inputs = inputs
         settings = topology.settings
         self.sources: dict[str, SpoutSpec] = {}
-        schemas: dict[tuple[str, str], pa.Schema] = {}
+        schemas = {
+            (bolt.name, stream): schema
+            for bolt in topology.bolts.values()
+            for stream, schema in bolt.schemas.items()
+        }
         for number, spout in enumerate(topology.spouts.values()):
             schema, spills, refused = rows[spout.name]
             self.sources[spout.name] = SpoutSpec(
@@ -327,14 +331,8 @@ class RunSetup:
                 blocked=plan.blocked.get(spout.name),
                 number_column=number_of(spout),
             )
-            schemas[spout.name, DEFAULT_STREAM] = (
-                schema if spout.kind is None else emitted_schema(spout)
-            )
-        for bolt in topology.bolts.values():
-            for stream, schema in bolt.schemas.items():
-                schemas[bolt.name, stream] = schema
-        for spout in topology.spouts.values():
-            schemas[spout.emitter, DEFAULT_STREAM] = schemas[spout.name, DEFAULT_STREAM]
+            emitted = schema if spout.kind is None else emitted_schema(spout)
+            schemas[spout.name, DEFAULT_STREAM] = schemas[spout.emitter, DEFAULT_STREAM] = emitted
         asked = [bolt.parallelism for bolt in topology.bolts.values() if bolt.parallelism]
         asked.append(settings.parallelism or tasks)
         self.spec = TaskSpec(
