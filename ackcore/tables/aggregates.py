@@ -243,7 +243,10 @@ def approx_distinct(column: str) -> Aggregate:
 
 
 class _OfColumns(Aggregate):
-    """The base of ackcore's aggregates: by default, the state of one row is its input columns."""
+    """The base of ackcore's aggregates.
+
+    By default the state of one row is its input columns, and the value is the state's last column.
+    """
 
     def __init__(self, *columns: str) -> None:
         arguments = ("by", "column")[2 - len(columns) :]
@@ -255,16 +258,19 @@ class _OfColumns(Aggregate):
                 )
         self.columns = columns
 
+    def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
+        return [*self.state_types(inputs).values()][-1]
+
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         return self.combine(columns, groups)
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[-1]
 
 
 class _Count(_OfColumns):
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
         return {"count": pa.int64()}
-
-    def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        return pa.int64()
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         return [pa.array(groups.sizes)]
@@ -275,18 +281,15 @@ class _Count(_OfColumns):
 
 class _Sum(_OfColumns):
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        return {"sum": self.value_type(inputs)}
-
-    def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
         (kind,) = inputs
         if pa.types.is_decimal(kind) and kind.bit_width <= 128:
-            return pa.decimal128(38, kind.scale)
+            return {"sum": pa.decimal128(38, kind.scale)}
         if pa.types.is_integer(kind) and kind != pa.uint64():
-            return pa.int64()
+            return {"sum": pa.int64()}
         if pa.types.is_floating(kind):
-            return pa.float64()
+            return {"sum": pa.float64()}
         if pa.types.is_duration(kind):
-            return kind
+            return {"sum": kind}
         raise TypeError(
             "must read a column of int64, smaller integers, floats, decimals or durations"
         )
@@ -320,10 +323,7 @@ class _Mean(_OfColumns):
 
 
 class _Extreme(_OfColumns):
-    """The base of min, max, first and latest: they choose one row per key, by its first column.
-
-    The value is the chosen row's last column; `min_of` and `max_of` have only one column.
-    """
+    """The base of min, max, first and latest: they choose one row per key, by its first column."""
 
     largest: bool  # whether the row with the largest value is chosen, not with the smallest
     last: bool  # whether the last of rows with equal values counts, not the first
@@ -333,15 +333,9 @@ class _Extreme(_OfColumns):
             raise TypeError("must read a column of numbers, times, booleans, text or bytes")
         return dict(zip(("by", "value"), inputs, strict=False))
 
-    def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        return inputs[-1]
-
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         rows = extreme_rows(states[0], groups, self.largest, self.last)
         return [state.take(rows) for state in states]
-
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[-1]
 
 
 class _Min(_Extreme):
@@ -370,9 +364,6 @@ class _Collect(_OfColumns):
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
         return {"items": pa.list_(inputs[0])}
-
-    def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        return pa.list_(inputs[0])
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         return [self._lists(columns[0], valid_of(columns[0])[groups.order], groups.order, groups)]

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from ackcore._arrow.record_batches import has_offsets
 from ackcore._records import Bools, Int64s
-from ackcore.tables.key_groups import KeyGroups, valid_of
+from ackcore.tables.key_groups import KeyGroups, numbers_of, valid_of
 
 
 def with_nulls(column: pa.Array, kept: Bools | None) -> pa.Array:
@@ -96,12 +96,9 @@ def _ordinals(column: pa.Array) -> Int64s:
 
     NaN is the largest, and -0.0 equals 0.0. The integers of nulls are arbitrary.
     """
-    kind, n = column.type, len(column)
-    types = pa.types
+    kind, types = column.type, pa.types
     if types.is_floating(kind):
-        width = kind.bit_width // 8
-        floats = np.frombuffer(column.buffers()[1], f"f{width}", n, column.offset * width)
-        floats = floats.astype(np.float64) + 0.0
+        floats = numbers_of(column).astype(np.float64) + 0.0
         floats[np.isnan(floats)] = np.nan
         order: Int64s = floats.view(np.int64)
         order ^= (order >> 63) & 0x7FFFFFFFFFFFFFFF
@@ -110,10 +107,7 @@ def _ordinals(column: pa.Array) -> Int64s:
     if narrow_decimal or (
         (types.is_integer(kind) or types.is_temporal(kind)) and kind != pa.uint64()
     ):
-        width = kind.bit_width // 8
-        sign = "u" if types.is_unsigned_integer(kind) else "i"
-        numbers = np.frombuffer(column.buffers()[1], f"{sign}{width}", n, column.offset * width)
-        return numbers.astype(np.int64)
+        return numbers_of(column).astype(np.int64)
     ranks = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
     ordinals: Int64s = ranks.to_numpy(zero_copy_only=False).astype(np.int64)
     return ordinals

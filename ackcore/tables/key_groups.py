@@ -211,11 +211,10 @@ def values_equal(left: pa.Array, right: pa.Array) -> Bools:
     elif pa.types.is_nested(kind):
         equal = _lists_equal(left, right)
     elif pa.types.is_floating(kind):
-        one, other = _numbers(left), _numbers(right)
+        one, other = numbers_of(left), numbers_of(right)
         equal = (one == other) | (np.isnan(one) & np.isnan(other))
     elif pa.types.is_interval(kind):
-        one, other = _numbers(left), _numbers(right)
-        equal = np.asarray(one == other)
+        equal = np.asarray(numbers_of(left) == numbers_of(right))
     else:
         same = pc.equal(left, right).fill_null(True)
         equal = same.to_numpy(zero_copy_only=False)
@@ -234,10 +233,14 @@ def valid_of(column: pa.Array) -> Bools:
     return np.ones(len(column), np.bool_) if valid is None else valid != 0
 
 
-def _numbers(column: pa.Array) -> npt.NDArray[Any]:
-    """Return a column of fixed-width values as floats or raw bytes; arbitrary for nulls."""
+def numbers_of(column: pa.Array) -> npt.NDArray[Any]:
+    """Return a column of fixed-width values as numpy values, not copied; arbitrary for nulls.
+
+    Floats stay floats. Values of up to 64 bits are integers, and longer ones raw bytes.
+    """
     width = column.type.bit_width // 8
-    dtype = f"f{width}" if pa.types.is_floating(column.type) else f"V{width}"
+    sign = "V" if width > 8 else "u" if pa.types.is_unsigned_integer(column.type) else "i"
+    dtype = f"{'f' if pa.types.is_floating(column.type) else sign}{width}"
     return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * width)
 
 

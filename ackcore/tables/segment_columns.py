@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.record_batches import has_offsets, valid_rows
+from ackcore.tables.key_groups import numbers_of
 
 #: Text is stored as a dictionary if this part of a sample's rows or fewer are distinct.
 _SAMPLE_ROWS, _DISTINCT = 1_000, 0.25
@@ -133,19 +134,17 @@ def _decoded(column: pa.Array) -> pa.Array:
 
 def _integers(column: pa.Array) -> npt.NDArray[np.int64] | None:
     """Return a column's integers, times or decimals as int64; None if one needs more bits."""
-    kind, n = column.type, len(column)
+    kind = column.type
     if pa.types.is_decimal128(kind):
-        words = np.frombuffer(column.buffers()[1], np.int64, 2 * n, column.offset * 16)
+        words = numbers_of(column).view(np.int64)
         low, high = words[::2], words[1::2]
         valid = valid_rows(column)
         fits = high == low >> 63
         if not (fits if valid is None else fits | (valid == 0)).all():
             return None
         return low
-    width = kind.bit_width // 8
-    sign = "u" if pa.types.is_unsigned_integer(kind) else "i"
-    numbers = np.frombuffer(column.buffers()[1], f"{sign}{width}", n, column.offset * width)
-    return numbers.astype(np.int64) if width < 8 else numbers.view(np.int64)
+    numbers = numbers_of(column)
+    return numbers.view(np.int64) if kind.bit_width == 64 else numbers.astype(np.int64)
 
 
 def _packed_integers(
@@ -172,7 +171,7 @@ def _packed_integers(
 
 
 def _packed_floats(column: pa.Array) -> tuple[pa.Array | Bytes, Note]:
-    floats = np.frombuffer(column.buffers()[1], np.float64, len(column), column.offset * 8)
+    floats = numbers_of(column)
     if column.null_count:
         return column, {}
     with np.errstate(all="ignore"):

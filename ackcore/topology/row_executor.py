@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import count, repeat
@@ -11,14 +10,12 @@ import pyarrow as pa
 
 from ackcore._error_hints import counted
 from ackcore.calls.outcomes import marked_final
-from ackcore.topology.bolt_calls import BoltExecutor, refuse_returned
+from ackcore.topology.bolt_calls import BoltExecutor, log, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_collector import InputCollector, RowCollector
 from ackcore.topology.row_conversion import rows_of
 from ackcore.topology.tuples import ACKED, HELD, OPEN, Origin, Results, Tuple
-
-log = logging.getLogger("ackcore")
 
 #: Rows that become Python objects at a time.  Small slices are freed before the garbage collector
 #: has scanned them often; 8,192 rows take twice as long.

@@ -13,6 +13,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -55,25 +56,14 @@ KAFKA_ID = ("topic", "partition", "offset")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
-class _Shape(NamedTuple):
-    """A base class of bolts, whose methods have the signatures that ackcore calls."""
-
-    base: type[Component]
-    work: str  # the method that each subclass must define
-    other: str  # the method that other base classes have instead
-    whose: str  # these other classes, in words
-
-
-_WHOSE = "a BatchBolt's"
-#: A bolt has the first of these shapes that it derives from.
-_SHAPES = (
-    _Shape(BatchBolt, "process", "execute", "a Bolt's or a BasicBolt's"),
-    _Shape(BasicBolt, "execute", "process", _WHOSE),
-    _Shape(AsyncBolt, "execute", "process", _WHOSE),
-    _Shape(Bolt, "execute", "process", _WHOSE),
+#: The base classes of bolts, each with the method that a subclass must define. A bolt has the first
+#: of these bases that it derives from.
+_BASES: tuple[tuple[type[Component], str], ...] = (
+    (BatchBolt, "process"),
+    (BasicBolt, "execute"),
+    (AsyncBolt, "execute"),
+    (Bolt, "execute"),
 )
-#: The shape of an `AsyncBolt` whose calls have several inputs.
-_MANY = _Shape(AsyncBolt, "execute_many", "process", _WHOSE)
 
 
 class Declared(NamedTuple):
@@ -127,7 +117,7 @@ def problems(
             found = find(f"bolt {bolt.name!r}", each.component, each.stream)
             if isinstance(found, str):
                 yield found
-            yield from _grouping(bolt, each, found if isinstance(found, _DeclaredStream) else None)
+            yield from _grouping(bolt, each, None if isinstance(found, str) else found)
     readers: list[tuple[str, SinkSpec | DeclaredTable]]
     readers = [*(("sink", sink) for sink in sinks), *(("table", table) for table in tables)]
     for kind, reader in readers:
@@ -146,13 +136,8 @@ def problems(
     yield from _cycle([bolt for bolt in bolts if bolt.name not in broken], tables)
 
 
-class _DeclaredStream:
-    """The names of a stream's fields, and their types, which are unknown for a DataFrame."""
-
-    def __init__(self, fields: Sequence[str], types: Sequence[pa.DataType] = ()) -> None:
-        self.fields = tuple(fields)
-        # Not schema.field(), which fails for duplicate names; these are reported elsewhere.
-        self.types = dict(zip(fields, types, strict=False))
+#: The fields of a stream, with their types; None for the unknown types of a DataFrame.
+_Fields = Mapping[str, pa.DataType | None]
 
 
 def _names(declared: Declared) -> Iterator[str]:
@@ -352,23 +337,27 @@ def _calls(bolt: BoltSpec) -> Iterator[str]:
 def _methods(bolt: BoltSpec) -> Iterator[str]:
     """Yield the problems of a bolt's methods: missing ones, wrong signatures."""
     component, made = bolt.component, type(bolt.component).__name__
-    shape = next(shape for shape in _SHAPES if isinstance(component, shape.base))
-    if isinstance(component, AsyncBolt) and component.max_batch != 1:
-        shape = _MANY
-    kind = f"{'an' if shape.base is AsyncBolt else 'a'} {shape.base.__name__}"
-    for method in (shape.work, "flush", "prepare", "cleanup"):
-        if not hasattr(shape.base, method):
+    base, work = next(one for one in _BASES if isinstance(component, one[0]))
+    has_many = isinstance(component, AsyncBolt) and component.max_batch != 1
+    if has_many:
+        base, work = AsyncBolt, "execute_many"
+    kind = f"{'an' if base is AsyncBolt else 'a'} {base.__name__}"
+    for method in (work, "flush", "prepare", "cleanup"):
+        if not hasattr(base, method):
             continue
-        arguments = tuple(signature_of(getattr(shape.base, method)).parameters)[1:]
+        arguments = tuple(signature_of(getattr(base, method)).parameters)[1:]
         function: Any = getattr(component, method)
         own = ("self",) if inspect.ismethod(function) else ()
         function = function.__func__ if own else function
         subject = f"bolt {bolt.name!r}: {made}.{method}"
-        if method == shape.work and function is getattr(shape.base, method):
+        if method == work and function is getattr(base, method):
             has = "none"
-            if hasattr(component, shape.other):
-                has = f"{shape.other}, which is {shape.whose}; rename it or derive from that class"
-            elif shape is _MANY:
+            other, whose = "process", "a BatchBolt's"
+            if base is BatchBolt:
+                other, whose = "execute", "a Bolt's or a BasicBolt's"
+            if hasattr(component, other):
+                has = f"{other}, which is {whose}; rename it or derive from that class"
+            elif has_many:
                 kind = f"{kind} with max_batch={component.max_batch!r}"  # type: ignore[attr-defined]
                 if _defines(component, "execute"):
                     has = "execute, which is for max_batch=1; rename it, or remove max_batch"
@@ -383,7 +372,7 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
         elif (takes := refused_call(function, (*own, *arguments))) is not None:
             wanted = ", ".join((*own, *arguments))
             yield f"{subject} must take ({wanted}), as in {kind}, got {takes}"
-        elif (must_be := _runnable_form(function, shape.base is AsyncBolt)) is not None:
+        elif (must_be := _runnable_form(function, base is AsyncBolt)) is not None:
             yield f"{subject} must be {must_be}"
     if isinstance(component, AsyncBolt) and hasattr(component, "flush"):
         yield (
@@ -500,25 +489,26 @@ def _finder(
     bolts: Sequence[BoltSpec],
     broken: set[str],
     tables: Sequence[DeclaredTable],
-) -> Callable[[str, str, str], _DeclaredStream | str | None]:
+) -> Callable[[str, str, str], _Fields | str | None]:
     """Return a function that looks up a stream by its reader, component and name.
 
     The reader is a text, such as ``"bolt 'count'"``. The function returns the stream; the text of
     the problem, if there is no such stream; or None if the problem is reported elsewhere.
     """
-    streams: dict[str, dict[str, _DeclaredStream]] = {}
+    streams: dict[str, dict[str, _Fields]] = {}
     for spout in spouts:
         types = spout.source.emits.types if spout.kind == ClosedWindows.source_kind else ()
-        streams[spout.name] = {DEFAULT_STREAM: _DeclaredStream(spout.fields, types)}
+        streams[spout.name] = {DEFAULT_STREAM: dict(zip_longest(spout.fields, types))}
     for bolt in bolts:
         streams[bolt.name] = {
-            stream: _DeclaredStream(schema.names, schema.types)
+            # Not by schema.field(), which fails for duplicate names; these are reported elsewhere.
+            stream: dict(zip(schema.names, schema.types, strict=True))
             for stream, schema in bolt.schemas.items()
         }
 
     ends = {f"{table.name}{end}": table for table in tables for end in _ends(table)}
 
-    def find(subject: str, component: str, stream: str) -> _DeclaredStream | str | None:
+    def find(subject: str, component: str, stream: str) -> _Fields | str | None:
         if component in broken:
             return None
         if component not in streams:
@@ -566,7 +556,7 @@ def _advice(kind: str, table: DeclaredTable) -> str:
     return f"read {' or '.join(repr(table.name + end) for end in _ends(table))}"
 
 
-def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Iterator[str]:
+def _grouping(bolt: BoltSpec, each: Input, found: _Fields | None) -> Iterator[str]:
     keys = each.grouping.keys
     how = f"{each.grouping.name} grouping of bolt {bolt.name!r}"
     words = _stream_title(each.component, each.stream)
@@ -578,18 +568,18 @@ def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Ite
         return
     limit = getattr(bolt.component, "limit", None)
     per = limit.per if isinstance(limit, RateLimit) else None
-    if isinstance(per, str) and per not in found.fields:
+    if isinstance(per, str) and per not in found:
         yield (
             f"limit of bolt {bolt.name!r} has the key {per!r}, which {words} does not have; "
-            f"{near_miss(per, found.fields, 'fields')}"
+            f"{near_miss(per, list(found), 'fields')}"
         )
     for key in dict.fromkeys(keys):
-        if key not in found.fields:
+        if key not in found:
             yield (
                 f"{how} names field {key!r}, which {words} does not have; "
-                f"{near_miss(key, found.fields, 'fields')}"
+                f"{near_miss(key, list(found), 'fields')}"
             )
-        elif (type_ := found.types.get(key)) is not None and has_type(type_, pa.types.is_map):
+        elif (type_ := found[key]) is not None and has_type(type_, pa.types.is_map):
             yield (
                 f"{how} names field {key!r} of {words}, which is a {type_}; equal maps may list "
                 "their entries in any order, so group by another field, or emit a sorted list"

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from ackcore.tables import BatchFold, collect, count, latest, mean_of, min_of, sum_of
 from ackcore.tables.folding import finished, fold_rows
-from ackcore.tables.recorded_shapes import read_shape, recorded
 from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
-from ackcore.tables.table_shape import TableShape
+from ackcore.tables.table_shape import TableShape, read_shape, recorded
 from ackcore.topology.components import AsyncBolt, BasicBolt, BatchBolt, Bolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.table_views import TableView, change_streams

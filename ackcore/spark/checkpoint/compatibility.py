@@ -22,7 +22,7 @@ from ackcore.spark.checkpoint.records import META, Records
 from ackcore.spark.checkpoint.requests import spout_of_request
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.checkpoint.waiting import Waiting
-from ackcore.tables.recorded_shapes import recorded
+from ackcore.tables.table_shape import recorded
 from ackcore.tables.time_windows import END
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import DEDUP, Parts

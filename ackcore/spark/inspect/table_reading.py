@@ -15,7 +15,7 @@ from ackcore.spark.dead_letters.checkpoints import CheckpointView, opened_checkp
 from ackcore.spark.inspect.status import steady
 from ackcore.spark.tables.table_snapshots import TableSnapshot
 from ackcore.tables.folding import finished
-from ackcore.tables.recorded_shapes import read_shape
+from ackcore.tables.table_shape import read_shape
 
 T = TypeVar("T")
 
