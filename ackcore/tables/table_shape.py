@@ -309,17 +309,10 @@ def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     try:
-        combined = column.combine_chunks()
+        return column.combine_chunks()
     except pa.ArrowInvalid:
-        combined = column
-    if isinstance(combined, pa.ChunkedArray):
-        if combined.num_chunks == 0:
-            return pa.array([], column.type)
-        if combined.num_chunks == 1:
-            return combined.chunk(0)
         wide = pa.large_string() if pa.types.is_string(column.type) else pa.large_binary()
-        return pa.concat_arrays(combined.cast(wide).chunks)
-    return combined
+        return pa.concat_arrays(column.cast(wide).chunks)
 
 
 # -- shapes in checkpoints, for readers without the topology --------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackcore._error_hints import as_seconds, listed, near_miss
+from ackcore._error_hints import as_seconds, listed
 from ackcore.tables.aggregates import count
 from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S, TableShape
 from ackcore.topology.components import DEFAULT_STREAM, Component
@@ -112,33 +112,26 @@ def dedup_of(
 def problems(spout: Spout, names: Iterable[str]) -> Iterator[str]:
     """Yield the problems of a spout's ``dedup`` as texts; none if it has no ``dedup``.
 
-    ``names``: the names of all bolts and tables, which must not include ``<spout>.dedup``.
+    Columns that the source lacks are reported elsewhere. ``names``: the names of all bolts and
+    tables, which must not include ``<spout>.dedup``.
     """
     dedup, subject = spout.dedup, f"spout {spout.name!r}"
     if dedup is None:
         return
     types = _types_of(spout)
-    if len(set(dedup.columns)) < len(dedup.columns):
-        yield f"dedup of {subject} must name a column once, got {listed(dedup.columns)}"
-    asked = [("dedup", column) for column in dict.fromkeys(dedup.columns)]
-    asked += [] if dedup.event_time is None else [("event_time", dedup.event_time)]
-    for argument, column in asked:
-        kind = types.get(column, "")
-        if column not in spout.fields:
-            yield (
-                f"{argument} of {subject} names {column!r}, which its source does not have; "
-                f"{near_miss(column, spout.fields, 'columns')}"
-            )
-        elif argument == "dedup" and kind.startswith(_NO_KEYS):
+    for column in dict.fromkeys(dedup.columns):
+        if types.get(column, "").startswith(_NO_KEYS):
             yield (
                 f"dedup of {subject} must name columns of text, bytes, integers, decimals or "
-                f"times, got {column!r} of {kind}; add a column with the id as text"
+                f"times, got {column!r} of {types[column]}; add a column with the id as text"
             )
-        elif argument == "event_time" and kind and not kind.startswith("timestamp"):
-            yield (
-                f"event_time of {subject} must name a column of timestamps, got {column!r} of "
-                f"{kind}; cast it"
-            )
+    time = dedup.event_time
+    kind = "timestamp" if time is None else types.get(time, "timestamp")
+    if not kind.startswith("timestamp"):
+        yield (
+            f"event_time of {subject} must name a column of timestamps, got {time!r} of {kind}; "
+            "cast it"
+        )
     if not spout.tracked:
         yield (
             f"{subject} has dedup but is untracked, and an untracked record is never ACKED; "

@@ -214,9 +214,13 @@ def _twice(what: str, named: Sequence[tuple[str, str]], way_out: str) -> Iterato
 def _spout(spout: Spout) -> Iterator[str]:
     subject = f"spout {spout.name!r}"
     yield from _field_names(f"the source of {subject}", spout.fields, "drop or rename one")
-    if len(set(spout.message_id)) < len(spout.message_id):
-        yield f"message_id of {subject} must name a column once, got {listed(spout.message_id)}"
-    for argument, columns in (("message_id", spout.message_id), ("ordered_by", spout.ordered_by)):
+    given = {"message_id": spout.message_id, "ordered_by": spout.ordered_by}
+    if spout.dedup is not None:
+        given["dedup"] = spout.dedup.columns
+        given["event_time"] = () if spout.dedup.event_time is None else (spout.dedup.event_time,)
+    for argument, columns in given.items():
+        if len(set(columns)) < len(columns) and argument != "ordered_by":
+            yield f"{argument} of {subject} must name a column once, got {listed(columns)}"
         for column in dict.fromkeys(columns):
             if column not in spout.fields:
                 yield (

@@ -25,7 +25,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -55,7 +54,7 @@ _BATCHES = 120
 _MOST_LETTERS = 500
 #: The maximum number of characters of a record in the list.
 _MOST_CHARS = 20_000
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 _WAYS_OUT = {
     errno.EADDRINUSE: "Set another port, or 0 for any free one",
     errno.EACCES: "Set a port from 1024 on, or 0 for any free one",
@@ -112,9 +111,9 @@ class Watched:
 def make_app(
     checkpoints: Sequence[str | os.PathLike[str]],
     *,
-    token: str | None = None,
-    hosts: Sequence[str] = (),
-    any_address: bool = False,
+    token: str | None,
+    hosts: Sequence[str],
+    any_address: bool,
 ) -> Starlette:
     """Return the ASGI application of the page and its requests.
 
@@ -181,10 +180,10 @@ def make_app(
         name = request.path_params.get("name", "page.html")
         if name == "favicon.ico":
             return Response(status_code=204)
-        if name not in ("page.html", "page.css", "page.js"):
+        if name not in _FILES:
             return JSONResponse({"error": "no such file"}, 404)
         text = files("ackcore.ui").joinpath(name).read_text(encoding="utf-8")
-        return Response(text, media_type=_TYPES[Path(name).suffix])
+        return Response(text, media_type=_FILES[name])
 
     async def absent(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": "no checkpoint has this number"}, 404)
