@@ -127,7 +127,8 @@ def raised_by(what: str) -> Iterator[None]:
 def find_named(name: str) -> Any:
     """Import the module of a name, and return the object, which is not called.
 
-    Raises typer.BadParameter if there is no such module or object.
+    Raises typer.BadParameter if there is no such module or object, and an exception that the module
+    raises.
     """
     module, _, path = name.partition(":")
     try:

@@ -73,8 +73,8 @@ class Exclaim(Bolt):
 class WordCount(Bolt):
     """A bolt that counts the words of its task: in Storm for ever, here until the micro-batch ends.
 
-    It emits the count so far with each word, as in storm-starter.  Only the sink's rows are kept;
-    sum them for a count over all micro-batches.
+    It emits the count so far with each word, as in storm-starter.  Only the sink's rows are kept:
+    their number is the count of a word over all micro-batches.
     """
 
     outputs = pa.schema([("word", pa.string()), ("so_far", pa.int64())])

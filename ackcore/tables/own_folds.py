@@ -46,7 +46,7 @@ class BatchFold(Aggregate):
         ----------
         rows : pyarrow.RecordBatch
             A part of a micro-batch's rows, with ``columns``: all of the first key, then all of the
-            next. Rows of a key are in the order of the micro-batch's files.
+            next. Rows of a key are in the order of the micro-batch's files. There may be no rows.
         starts : numpy.ndarray of int64, shape (keys + 1,)
             The first row of each key, and at the end the number of rows.  Each key has a row.
 

@@ -102,7 +102,7 @@ class HashIndex(NamedTuple):
         return numbers[found], rows[found]
 
     def rows_around(self, bound: int) -> tuple[int, int]:
-        """Return the start and the end of the bucket of a hash, for a search by exact hashes.
+        """Return the start and the end of the rows whose hashes must be compared with ``bound``.
 
         The rows before the start have hashes below ``bound``, the rows from the end on do not.
         """

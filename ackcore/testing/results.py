@@ -63,7 +63,7 @@ class DeadLetter:
     attempts : int
         The number of its executions.
     component, error_type, error_message : str
-        The bolt or spout in which it died, and the reason.
+        The bolt or spout that failed it, or the table that it was too late for, and the reason.
     payload : dict
         The record as the spout received it.
     batch_id : int

@@ -104,9 +104,9 @@ class MortalExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on a batch. If its task dies at a row, run it on the rows before that one.
+        """Run the bolt on a batch.
 
-        Then raise `TaskKilled`.
+        If its task dies at a row, run the bolt on the rows before, and raise `TaskKilled`.
         """
         first = self._kills.first_in(self._name, batch)
         if first is None:
@@ -141,7 +141,11 @@ class SimulatedWaits(selectors.DefaultSelector):
         return time.monotonic_ns() + self._ahead_ns
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return the ready sockets. Without an open socket or a thread, advance the clock."""
+        """Wait for a ready socket, and return those that are ready, perhaps none.
+
+        With neither an open socket nor a thread, advance the clock by ``timeout`` instead of
+        waiting. None waits without a limit.
+        """
         found = super().select(0)
         if found or (timeout is not None and timeout <= 0):
             return found

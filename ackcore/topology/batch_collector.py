@@ -65,7 +65,7 @@ class BatchCollector(FixedAttributes):
     def emit(
         self, columns: Any, *, parents: Any = _NOT_GIVEN, stream: str = DEFAULT_STREAM
     ) -> None:
-        """Add tuples to the emissions of this call (`BatchOutput.emit`); none for no rows.
+        """Add tuples to the emissions of this call (`BatchOutput.emit`), unless there are none.
 
         Raises TypeError or ValueError, without effect, if an argument does not fit the stream or
         the rows. Raises RuntimeError after the call.

@@ -147,10 +147,10 @@ CALL_SETTINGS = (
 def call_settings(
     bolt: Component, tasks: int = 1, reject: Iterable[type[Exception] | str] = ()
 ) -> CallSettings | None:
-    """Return the settings of a bolt's calls in one task, if it is an `AsyncBolt`.
+    """Return the settings of the calls of an `AsyncBolt` in one task.
 
-    For a `BasicBolt` with several ``threads`` they have only that number. Returns None for any
-    other bolt. Raises TypeError or ValueError if a setting has a wrong type or is out of range,
+    For a `BasicBolt` with several ``threads`` the settings have only that number. Returns None for
+    any other bolt. Raises TypeError or ValueError if a setting has a wrong type or is out of range,
     and TypeError for a `Bolt` with ``threads``.
 
     ``tasks``: the number of tasks that share the rate of ``bolt.limit``. ``reject``: the exceptions

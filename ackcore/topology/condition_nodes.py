@@ -33,7 +33,8 @@ class Node:
         """Return a column of values, one per row of ``batch``, or a scalar for all rows.
 
         With ``alone`` the batch has one row. Parts that Spark does not evaluate for this row are
-        skipped, such as the second operand of an AND whose first operand is false.
+        skipped, such as the second operand of an AND whose first operand is false. Raises the error
+        of Arrow, for an overflow or a division by zero.
         """
         raise NotImplementedError
 

@@ -38,8 +38,8 @@ class _Calling(Component):
 
     ``function``: a function that `ackcore.topology.bolt_functions.kind_of` accepts. ``answers``:
     the schema of its answers. ``kept``: the columns of the inputs that are emitted in front of the
-    answers; may be empty. ``settings``: the settings of the calls. ``journal``, ``retry_on``,
-    ``reject``: the attributes of a `Component`.
+    answers; all of them for a `RowFunction`. ``settings``: the settings of the calls. ``journal``,
+    ``retry_on``, ``reject``: the attributes of a `Component`.
     """
 
     def __init__(

@@ -166,7 +166,10 @@ class Answers:
     ) -> None:
         """Write the rows that a call emitted as the answer to its input.
 
-        If they do not fit a schema, or take 1 GiB or more, a final failure is written instead.
+        If they do not fit a schema, or take 1 GiB or more, a final failure is written instead. An
+        answer that the journal already has to this input is kept. Raises OSError if the journal
+        cannot be written.
+
         ``key``: the key of the input. ``rows``: the rows of each stream, with values in the order
         of its schema. ``reasons``: makes the reason of the failure. ``cost``: the cost of the call,
         which the caller has added to the budget.
@@ -194,7 +197,7 @@ class Answers:
         self._journal.append(key, answer)
 
     def failed(self, key: bytes, reason: Reason, cost: Cost = NO_COST) -> None:
-        """Write the reason of a failure as the answer to the input with this key.
+        """Write the reason of a failure as the answer to an input, under the rules of `emitted`.
 
         ``cost``: the cost of the call, which the caller has added to the budget.
         """
@@ -231,8 +234,8 @@ class Answers:
         be written.
 
         ``inputs``: the key of each input, and its number in the task, in order. Each key has an
-        answer. Returns the emissions in the order of the inputs, and the reasons of the failed
-        inputs by number.
+        answer. Returns the emissions, those of each stream in the order of the inputs, and the
+        reasons of the failed inputs by number.
         """
         self._journal.sync()
         pieces: dict[str, list[tuple[pa.RecordBatch, Anchors]]] = {name: [] for name in self._names}
@@ -381,7 +384,8 @@ class JournaledExecutor(_Journaled):
 class JournaledCallExecutor(_Journaled, CallExecutor):
     """The `Executor` of one task of a journaled `AsyncBolt`, or `BasicBolt` with several threads.
 
-    An answer is written when its call returns, whether or not earlier inputs are done.
+    The rows of a call are written when it returns, whether or not earlier inputs are done. The
+    reason of a failed call is written when they are.
     """
 
     def __init__(self, *args: Any, answers: Answers) -> None:

@@ -183,6 +183,7 @@ class RowCollector(FixedAttributes):
         """Emit a row; ``anchors`` is None or an iterable of tuples.
 
         If an anchor failed in an earlier batch, the row is dropped and its other anchors fail.
+        Without anchors, a row that Arrow cannot convert raises here. Other errors are as in `emit`.
         """
         if anchors is None:
             chain: tuple[Tuple, ...] = ()

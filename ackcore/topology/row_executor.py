@@ -40,7 +40,6 @@ class RowExecutor(BoltExecutor):
         self._emit = "collector.emit(...)" if basic else "self.collector.emit(...)"
 
     def _process(self, origin: Origin, batch: pa.RecordBatch) -> Results:
-        """Run the bolt on every row of a batch."""
         if batch.num_rows:
             self._run_all(self._slices(origin, batch))
         return self._results(*self.collector._end_window(self._seen))
@@ -48,8 +47,9 @@ class RowExecutor(BoltExecutor):
     def flush(self) -> Results:
         """Call the bolt's ``flush``, unless it had no row or is an `AsyncBolt`.
 
-        Then fail all tuples that are neither acked nor failed, and close the collector. Returns the
-        last results.
+        Then fail all tuples that are neither acked nor failed, and close the collector. If a
+        `BasicBolt` has a ``flush`` of its own and it raises, all its rows fail. Returns the last
+        results.
         """
         if self._broken:
             return Results([], [], 0)
