@@ -42,18 +42,23 @@ def fold_rows(
         partials.append(_folded(shape, block, now_ms))
         new += partials[-1].nbytes
         if new > max(_PARTIAL_BYTES, most):  # mostly the same keys in all blocks
-            partials = [_combined(shape, partials)]
+            partials = [merge_states(shape, *partials)]
             new, most = 0, 2 * partials[0].nbytes
-    return _combined(shape, partials)
+    return merge_states(shape, *partials)
 
 
-def merge_states(shape: TableShape, older: pa.Table, newer: pa.Table) -> pa.Table:
-    """Merge the states of rows that were folded earlier with those of rows folded later.
+def merge_states(shape: TableShape, *tables: pa.Table) -> pa.Table:
+    """Merge stored rows into one per key; sessions of a key that overlap become one.
 
-    ``older``, ``newer``: rows with ``shape.stored_schema``, ascending by hash, at most one per key
-    in each. The result has the same form. Sessions of a key that overlap become one.
+    ``tables``: rows with ``shape.stored_schema``, ascending by hash, at most one per key in each;
+    those that were folded earlier come first. The result has the same form.
     """
-    return _combined(shape, [older, newer])
+    tables = tuple(table for table in tables if table.num_rows)
+    if len(tables) == 1:
+        return tables[0]
+    if not tables:
+        return shape.stored_schema.empty_table()
+    return pa.concat_tables([_combined_range(shape, part) for _, _, part in by_ranges(tables)])
 
 
 def finished(shape: TableShape, stored: pa.Table) -> pa.Table:
@@ -222,18 +227,8 @@ def _grouped(
     return groups, found
 
 
-def _combined(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
-    """Merge stored rows into one per key, or session; ``tables``: those folded earlier first."""
-    tables = [table for table in tables if table.num_rows]
-    if len(tables) == 1:
-        return tables[0]
-    if not tables:
-        return shape.stored_schema.empty_table()
-    return pa.concat_tables([_combined_range(shape, part) for _, _, part in by_ranges(tables)])
-
-
 def _combined_range(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
-    """Merge stored rows as `_combined` does, all at once."""
+    """Merge stored rows as `merge_states` does, all at once."""
     rows = pa.concat_tables(tables).combine_chunks()
     groups, keys = groups_of(shape, rows, joined=True)
     arrays = [one_chunk(rows.column(HASH)).take(pa.array(groups.firsts)), *keys]

@@ -57,7 +57,6 @@ from ackcore.testing.task_kills import Kills, TaskKilled
 from ackcore.topology.batch_collector import conform
 from ackcore.topology.bolt_calls import call_settings
 from ackcore.topology.builder import Topology
-from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.function_calls import BatchFunction
 from ackcore.topology.parts import SinkSpec, Spout
 from ackcore.topology.row_conversion import RowSchema
@@ -449,8 +448,7 @@ def _table(spout: Spout, rows: Any) -> pa.Table:
         if spout.kind is None:
             return pa.Table.from_batches([conform(rows, schema, f"the source of {title}")])
         rows = rows.to_pylist()
-    columns = RowSchema(spout.name, DEFAULT_STREAM, schema)
-    columns.title = "its source"
+    columns = RowSchema("its source", schema)
     added = [None] * (len(schema) - len(spout.fields))  # of `with_corrupt`
     found: list[tuple[Any, ...]] = []
     for place, row in enumerate(rows):

@@ -22,7 +22,7 @@ from ackcore._records import Int64s
 from ackcore.topology.bolt_calls import FixedAttributes, no_stream
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.failure_reasons import ReasonMaker
-from ackcore.topology.row_conversion import by_name
+from ackcore.topology.row_conversion import by_name, stream_title
 from ackcore.topology.tuples import Anchors, Identity, Reason
 
 _NOT_GIVEN: Any = object()
@@ -73,7 +73,7 @@ class BatchCollector(FixedAttributes):
         schema = self._schemas.get(stream)
         if schema is None:
             raise no_stream(self._reasons.component, stream, self._schemas)
-        title = f"{self._reasons.component}'s stream {stream!r}"
+        title = stream_title(self._reasons.component, stream)
         if parents is _NOT_GIVEN:
             raise TypeError(
                 f"emit to {title} needs parents=, the input rows of each tuple, and got "

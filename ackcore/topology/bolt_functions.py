@@ -21,7 +21,6 @@ from ackcore._arrow.record_batches import is_list
 from ackcore._error_hints import counted, refused_call, signature_of
 from ackcore.calls.threads import NOT_RUN, is_async
 from ackcore.topology.batch_collector import columns_in, conform
-from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.row_conversion import Misfit, Row, RowSchema, by_halves
 
 #: Names of types that hold many rows, but are not the type that functions of batches receive.
@@ -116,8 +115,7 @@ class AnswerRows(RowSchema):
     """Converts the values that a function of a row returns, its answers, to rows of ``schema``."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        super().__init__("fn", DEFAULT_STREAM, schema)
-        self.title = TITLE
+        super().__init__(TITLE, schema)
 
     def row(self, answer: Any) -> Row:
         """Return the values of an answer in the schema's order; later changes do not affect them.

@@ -34,7 +34,7 @@ from ackcore.topology.bolt_calls import joined
 from ackcore.topology.call_executor import CallExecutor, CallInput, Group
 from ackcore.topology.components import BasicBolt
 from ackcore.topology.failure_reasons import ReasonMaker
-from ackcore.topology.row_conversion import Row, RowSchema
+from ackcore.topology.row_conversion import Row, RowSchema, stream_title
 from ackcore.topology.row_executor import RowExecutor
 from ackcore.topology.tuples import (
     ACKED,
@@ -115,7 +115,8 @@ class Answers:
     ) -> None:
         self._component = component
         self._streams = {
-            name: RowSchema(component, name, schema) for name, schema in schemas.items()
+            name: RowSchema(stream_title(component, name), schema)
+            for name, schema in schemas.items()
         }
         self._names = tuple(schemas)
         self._journal = journal

@@ -32,15 +32,15 @@ from ackcore.calls.usage import USAGE, report
 from ackcore.topology.bolt_calls import FixedAttributes, joined, no_stream
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.failure_reasons import ReasonMaker
-from ackcore.topology.row_conversion import Row, RowSchema, no_values
+from ackcore.topology.row_conversion import Row, RowSchema, no_values, stream_title
 from ackcore.topology.tuples import ACKED, FAILED, HELD, OPEN, Anchors, Emission, Reason, Tuple
 
 
 class _Stream(RowSchema):
     """A stream of a bolt, and the rows emitted to it."""
 
-    def __init__(self, component: str, stream: str, schema: pa.Schema) -> None:
-        super().__init__(component, stream, schema)
+    def __init__(self, title: str, schema: pa.Schema) -> None:
+        super().__init__(title, schema)
         self.rows: list[tuple[Row, Tuple | tuple[Tuple, ...]]] = []
         self.pieces: list[tuple[pa.RecordBatch, Anchors]] = []
 
@@ -73,7 +73,8 @@ class RowCollector(FixedAttributes):
         self._final = final
         self._reasons = reasons
         self._streams = {
-            name: _Stream(reasons.component, name, schema) for name, schema in schemas.items()
+            name: _Stream(stream_title(reasons.component, name), schema)
+            for name, schema in schemas.items()
         }
         self._basic = basic
         # Reentrant: the garbage collector may run a finalizer that acks while we hold it.

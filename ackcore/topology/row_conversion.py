@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow.lossless import array_of, as_mapping, short_repr
+from ackcore._arrow.record_batches import has_offsets, is_text
 from ackcore._arrow.shown import shown_values
 from ackcore._error_hints import counted, listed, near_miss
 from ackcore.topology.tuples import Tuple
@@ -62,13 +63,7 @@ def column_values(column: pa.Array) -> list[Any]:
         for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
             values[row] = None
         return values
-    if (
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_boolean(kind)
-    ):
+    if has_offsets(kind) or pa.types.is_boolean(kind):
         return list(column.to_numpy(zero_copy_only=False).tolist())
     return list(column.to_pylist())
 
@@ -132,14 +127,19 @@ def by_halves(
     return parts, misfits
 
 
+def stream_title(component: str, stream: str) -> str:
+    """Return the name of a stream in errors."""
+    return f"{component}'s stream {stream!r}"
+
+
 class RowSchema:
     """Checks the values that a bolt emits to a stream, and converts them to rows and batches.
 
-    ``component``, ``stream``: the stream, for errors. ``schema``: its schema.
+    ``title``: the name of the stream in errors. ``schema``: its schema.
     """
 
-    def __init__(self, component: str, stream: str, schema: pa.Schema) -> None:
-        self.title = f"{component}'s stream {stream!r}"
+    def __init__(self, title: str, schema: pa.Schema) -> None:
+        self.title = title
         self.schema = schema
         self.names = tuple(schema.names)
         self.width = len(self.names)
@@ -260,9 +260,7 @@ def _is_plain(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_primitive(kind)
         or pa.types.is_decimal(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
+        or is_text(kind)
         or pa.types.is_null(kind)
     )
 

@@ -314,14 +314,14 @@ def test_values_with_names_go_by_name_at_every_depth(point, shape):
 
 
 def test_a_row_with_names_goes_by_name(point):
-    schema = RowSchema("b", "default", pa.schema(list(POINT)))
+    schema = RowSchema("b's stream 'default'", pa.schema(list(POINT)))
     assert schema.row(point) == (1, 2)
     assert schema.row((1, 2)) == schema.row(spark_row(1, 2)) == (1, 2)
     size = RowSchema(
-        "b", "default", pa.schema([(name, pa.int64()) for name in ("lines", "columns")])
+        "b's stream 'default'", pa.schema([(name, pa.int64()) for name in ("lines", "columns")])
     )
     assert size.row(os.terminal_size((80, 25))) == (25, 80)  # a C type with names
-    other = RowSchema("b", "default", pa.schema([("x", pa.int64()), ("z", pa.int64())]))
+    other = RowSchema("b's stream 'default'", pa.schema([("x", pa.int64()), ("z", pa.int64())]))
     with pytest.raises(ValueError, match="must be fields of b's stream 'default', got 'y'"):
         other.row(point)
 

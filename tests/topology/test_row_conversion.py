@@ -64,7 +64,7 @@ SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("tags", pa.list_
 
 
 def test_rows_that_do_not_convert_are_named_and_the_others_converted():
-    schema = RowSchema("b", "default", SCHEMA)
+    schema = RowSchema("b's stream 'default'", SCHEMA)
     rows = [(1, ["a"]), ("x", None), (3, None), (None, []), (2**63, []), (6, 5), (7, [8])]
     batches, misfits = schema.batches(rows)
     found = {start: batch.to_pylist() for start, batch in batches}
@@ -89,7 +89,7 @@ def test_more_text_than_an_array_has_room_for_is_cut(monkeypatch):
         return pa.chunked_array([array([value], kind) for value in values])
 
     monkeypatch.setattr(row_conversion.pa, "array", small)
-    schema = RowSchema("b", "default", pa.schema([("text", pa.string())]))
+    schema = RowSchema("b's stream 'default'", pa.schema([("text", pa.string())]))
     batches, misfits = schema.batches([(text,) for text in "abcde"])
     assert misfits == []
     assert [start for start, _ in batches] == [0, 2, 3]
@@ -107,7 +107,7 @@ class Odd:
 
 
 def test_a_values_own_methods_may_raise_what_they_like():
-    schema = RowSchema("b", "default", pa.schema([("n", pa.list_(pa.int64()))]))
+    schema = RowSchema("b's stream 'default'", pa.schema([("n", pa.list_(pa.int64()))]))
     for error in (SystemExit(), GeneratorExit(), ValueError("no")):
         batches, misfits = schema.batches([([1],), (Odd(error),), ([2],)])
         assert [row for row, _ in misfits] == [1]
@@ -118,7 +118,7 @@ def test_a_values_own_methods_may_raise_what_they_like():
 
 def test_what_was_emitted_stays_as_it_was():
     schema = RowSchema(
-        "b", "default", pa.schema([("any", pa.list_(pa.int64())), ("x", pa.binary())])
+        "b's stream 'default'", pa.schema([("any", pa.list_(pa.int64())), ("x", pa.binary())])
     )
     inner, raw, column = [1], bytearray(b"a"), np.array([5])
     row = schema.row(({"k": [inner]}, raw))
@@ -153,8 +153,8 @@ def test_what_was_emitted_stays_as_it_was():
 )
 def test_values_that_fit_no_stream_are_refused(values, error, match):
     with pytest.raises(error, match=match):
-        RowSchema("b", "s", SCHEMA).row(values)
+        RowSchema("b's stream 's'", SCHEMA).row(values)
 
 
 def test_values_by_name_are_put_in_order():
-    assert RowSchema("b", "s", SCHEMA).row({"tags": None, "n": 1}) == (1, None)
+    assert RowSchema("b's stream 's'", SCHEMA).row({"tags": None, "n": 1}) == (1, None)

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore.spark.base.schemas import CORRUPT_REASON, CORRUPT_RECORD
-from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_conversion import Row, RowSchema
 from ackcore.topology.tuples import Reason
@@ -31,9 +30,8 @@ class ValueDecoder:
         self._reasons = ReasonMaker(spout)
         self._deserializer = deserializer
         self._field = pa.field(_VALUE, value_type)
-        self._rows = RowSchema(spout, DEFAULT_STREAM, pa.schema([self._field]))
+        self._rows = RowSchema(f"the deserializer of {spout!r}", pa.schema([self._field]))
         self._rows.projects = True  # producers add fields to their messages, and leave some out
-        self._rows.title = f"the deserializer of {spout!r}"
         self._is_prepared = False
 
     def __eq__(self, other: object) -> bool:
