@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,9 +40,9 @@ OF_RUNS = (
 
 
 class _Range(NamedTuple):
+    optional: bool
     least: float
     most: int | None = None
-    optional: bool = False
     kind: type[int] | type[float] = int
 
     def __str__(self) -> str:
@@ -51,24 +51,8 @@ class _Range(NamedTuple):
         return f"{number} {size}" + (", or None" if self.optional else "")
 
 
-_WAIT = _Range(0.001, MAX_WAIT_S, kind=float)
-_RANGES = {
-    "max_attempts": _Range(1, MAX_ATTEMPTS),
-    "backoff_s": _WAIT,
-    "max_backoff_s": _WAIT,
-    "unavailable_timeout_s": _Range(0, MAX_WAIT_S, kind=float),
-    "max_waiting": _Range(0),
-    "max_retries_per_batch": _Range(1),
-    "max_dead_window": _Range(1, optional=True),
-    "parallelism": _Range(1, MAX_PARALLELISM, optional=True),
-    "chunk_rows": _Range(1),
-    "max_sink_attempts": _Range(1),
-    "max_runs": _Range(1),
-    "careful_after": _Range(0),
-    "bolt_call_timeout_s": _Range(1, MAX_WAIT_S, optional=True, kind=float),
-    "max_restarts": _Range(0),
-    "trace_per_million": _Range(0, 1_000_000),
-}
+#: The range of a time in seconds, for the metadata of a setting.
+_WAIT = {"least": 0.001, "most": MAX_WAIT_S, "kind": float}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,22 +134,22 @@ class Settings:
         If a setting is out of range, or `reject` has an item that is not an exception class.
     """
 
-    max_attempts: int = 5
-    backoff_s: float = 1.0
-    max_backoff_s: float = 300.0
-    unavailable_timeout_s: float = 604_800.0
-    max_waiting: int = 1_000_000
-    max_retries_per_batch: int = 100_000
-    max_dead_window: int | None = None
-    parallelism: int | None = None
-    chunk_rows: int = 1 << 16
+    max_attempts: int = field(default=5, metadata={"least": 1, "most": MAX_ATTEMPTS})
+    backoff_s: float = field(default=1.0, metadata=_WAIT)
+    max_backoff_s: float = field(default=300.0, metadata=_WAIT)
+    unavailable_timeout_s: float = field(default=604_800.0, metadata=_WAIT | {"least": 0})
+    max_waiting: int = field(default=1_000_000, metadata={"least": 0})
+    max_retries_per_batch: int = field(default=100_000, metadata={"least": 1})
+    max_dead_window: int | None = field(default=None, metadata={"least": 1})
+    parallelism: int | None = field(default=None, metadata={"least": 1, "most": MAX_PARALLELISM})
+    chunk_rows: int = field(default=1 << 16, metadata={"least": 1})
     reject: tuple[type[Exception], ...] = ()
-    max_sink_attempts: int = 5
-    max_runs: int = 8
-    careful_after: int = 2
-    bolt_call_timeout_s: float | None = None
-    max_restarts: int = 5
-    trace_per_million: int = 0
+    max_sink_attempts: int = field(default=5, metadata={"least": 1})
+    max_runs: int = field(default=8, metadata={"least": 1})
+    careful_after: int = field(default=2, metadata={"least": 0})
+    bolt_call_timeout_s: float | None = field(default=None, metadata=_WAIT | {"least": 1})
+    max_restarts: int = field(default=5, metadata={"least": 0})
+    trace_per_million: int = field(default=0, metadata={"least": 0, "most": 1_000_000})
 
     def __new__(cls, *args: Any, **keywords: Any) -> Settings:
         """Make the object; raise TypeError, with a suggestion, for a keyword that is no setting."""
@@ -187,7 +171,7 @@ class Settings:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return the names of all settings."""
-        return tuple(field.name for field in fields(cls))
+        return tuple(one.name for one in fields(cls))
 
     @classmethod
     def load(
@@ -227,6 +211,14 @@ class Settings:
             given.update(_from_toml(Path(toml)))
         given.update(_from_environ(os.environ if environ is None else environ))
         return cls(**{**given, **overrides})
+
+
+#: The range of each setting that is a number. One whose default is None may be None.
+_RANGES = {
+    one.name: _Range(one.default is None, **one.metadata)
+    for one in fields(Settings)
+    if one.metadata
+}
 
 
 def _settings_hint(name: str, arguments: Iterable[str] = ()) -> str:
