@@ -74,12 +74,8 @@ def doctor(
 
 
 def _findings(place: str, master: str) -> Iterator[Finding]:
-    yield Finding(
-        "Python",
-        sys.version_info >= (3, 11),
-        f"{platform.python_version()}, {sys.executable}, {platform.machine()}",
-        "" if sys.version_info >= (3, 11) else "install Python 3.11 or newer",
-    )
+    running = f"{platform.python_version()}, {sys.executable}, {platform.machine()}"
+    yield Finding("Python", True, running)  # ackcore cannot be imported by a version before 3.11
     yield _backend()
     arrow = _package("pyarrow", (18,), "pip install 'ackcore[spark]'")
     spark = _package("pyspark", (3, 5), "pip install 'ackcore[spark]'")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -56,7 +57,7 @@ class OpenTelemetryListener(SnapshotListener):
         for one in READINGS if is_first else ():
             kind = one.kind == "counter"
             make = meter.create_observable_counter if kind else meter.create_observable_gauge
-            observe = _observing(one, exported)
+            observe = partial(_observed, one, exported)
             make(one.name, callbacks=[observe], unit=one.unit, description=one.about)
         self._durations = meter.create_histogram(
             DURATION,
@@ -72,14 +73,11 @@ class OpenTelemetryListener(SnapshotListener):
         self._durations.record(progress.duration_s, about)
 
 
-def _observing(
-    one: Reading, exported: Mapping[str, OpenTelemetryListener]
-) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    def observe(options: CallbackOptions) -> Iterable[Observation]:
-        return [
-            Observation(value, {**each._told, **told})
-            for each in list(exported.values())
-            for told, value in each._values(one)
-        ]
-
-    return observe
+def _observed(
+    one: Reading, exported: Mapping[str, OpenTelemetryListener], options: CallbackOptions
+) -> list[Observation]:
+    return [
+        Observation(value, {**each._told, **told})
+        for each in list(exported.values())
+        for told, value in each._values(one)
+    ]

@@ -194,7 +194,7 @@ def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
     """
     if isinstance(column, pa.Array | pa.ChunkedArray):
         if column.null_count:
-            raise ValueError(f"{name} must not hold nulls, got {column.null_count} of them")
+            raise ValueError(f"{name} must not hold nulls, got {column.null_count}; drop them")
         column = column.to_numpy(zero_copy_only=False)
     if isinstance(column, range):  # numpy would convert it number by number
         column = np.arange(column.start, column.stop, column.step)
@@ -230,7 +230,10 @@ def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
         pairs = ", ".join(
             f"{name}: {len(array)}" for name, array in zip(schema.names, arrays, strict=True)
         )
-        raise ValueError(f"the columns of {title} must have the same length, got {pairs}")
+        raise ValueError(
+            f"the columns of {title} must have the same length, got {pairs}; emit a value of each "
+            "for each tuple"
+        )
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -237,7 +237,7 @@ BAD_PARENTS = [
     ([True], TypeError, r"take np.flatnonzero\(\) of a mask"),
     (np.array([[0]]), TypeError, "got 2 dimensions"),
     (0, TypeError, "got 0 dimensions"),
-    (pa.array([None], pa.int64()), ValueError, "got 1 of them"),
+    (pa.array([None], pa.int64()), ValueError, "got 1; drop them"),
     (pa.array([None, [1]]), ValueError, "an empty list leaves"),
     (["a"], TypeError, "dimensions of <U1"),
 ]
