@@ -405,6 +405,58 @@ def test_floats_that_a_partition_does_not_tell_apart_are_refused(lake, tmp_path,
     assert numbers(lake, "shop.parts") == [0, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("keys", [None, "n"])
+def test_values_in_structs_that_a_partition_cannot_store_are_refused(lake, tmp_path, keys):
+    inner = pa.struct([("t", pa.string()), ("x", pa.float64())])
+    schema = pa.schema([("s", pa.struct([("in", inner)])), ("n", pa.int64())])
+    create(lake, "shop.parts", schema)
+    with table(lake, "shop.parts").update_spec() as update:
+        update.add_field("s.in.t", IdentityTransform(), "t")
+        update.add_field("s.in.x", IdentityTransform(), "x")
+    sink = to_iceberg("shop.parts", lake, keys=keys)
+    check_sink("count", sink, schema)
+    values = [("a", 1.0), ("a" * 300, None), ("b", -0.0), (None, math.nan)]
+    some = [({"in": dict(zip("tx", of, strict=True))}, n, None) for n, of in enumerate(values)]
+    some += [({"in": None}, 4, None), (None, 5, None)]
+    why = written_without_refused(sink, accepted([row_file(tmp_path, some, schema=schema)]))
+    unfit = "partition 'x' cannot store the value of column 's.in.x': NaN or -0.0"
+    assert why.pop((0, 1)).startswith("partition 't' cannot store the value of column 's.in.t': a")
+    assert why == dict.fromkeys([(0, 2), (0, 3)], unfit)
+    assert numbers(lake, "shop.parts") == [0, 4, 5]
+
+
+@pytest.mark.parametrize("source", ["s.x", "k"])
+def test_a_table_partitioned_by_a_column_that_the_stream_lacks_is_refused(lake, source):
+    """pyiceberg would not write any micro-batch."""
+    struct = pa.struct([("x", pa.string()), ("y", pa.string())])
+    create(lake, "shop.parts", pa.schema([("k", pa.string()), ("s", struct), ("n", pa.int64())]))
+    with table(lake, "shop.parts").update_spec() as update:
+        update.add_field(source, IdentityTransform(), "part")
+    less = pa.schema([("s", pa.struct([("y", pa.string())])), ("n", pa.int64())])
+    with pytest.raises(ValueError, match=f"parts is partitioned by '{source}', which the stream"):
+        check_sink("count", to_iceberg("shop.parts", lake), less)
+
+
+@pytest.mark.parametrize(
+    ("there", "have"),
+    [
+        (pa.int64(), pa.string()),
+        (pa.int32(), pa.int64()),
+        (pa.list_(pa.date32()), pa.list_(pa.bool_())),
+        (pa.map_(pa.string(), pa.int64()), pa.map_(pa.string(), pa.string())),
+        (pa.struct([("x", pa.int32())]), pa.struct([("x", pa.string())])),
+    ],
+    ids=str,
+)
+def test_a_column_of_a_type_that_cannot_be_cast_is_refused_at_the_start(lake, there, have):
+    """No row is at fault, so the micro-batch could never be written."""
+    create(lake, "shop.types", pa.schema([("v", there)]))
+    with pytest.raises(
+        ValueError, match=r"column 'v' of table shop\.types is .*, and no .* can be cast to that"
+    ):
+        check_sink("count", to_iceberg("shop.types", lake), pa.schema([("v", have)]))
+
+
 @pytest.mark.parametrize("place", ["new rows", "rows of a file that is replaced"])
 def test_rows_that_pyiceberg_writes_twice_are_not_committed(lake, tmp_path, monkeypatch, place):
     """The rows are 0.0 and -0.0, which the sink did not refuse."""
@@ -426,21 +478,32 @@ def test_rows_that_pyiceberg_writes_twice_are_not_committed(lake, tmp_path, monk
 
 @pytest.mark.parametrize("keys", [None, "k"])
 def test_texts_behind_which_pyiceberg_finds_no_bound_are_refused(lake, tmp_path, keys):
-    """pyiceberg adds 1 to the 16th letter of the last text."""
+    """pyiceberg adds 1 to the 16th letter of the last text, and computes no bound in a struct."""
     struct = pa.struct([("t", pa.string())])
     schema = pa.schema([("k", pa.string()), ("s", struct), ("n", pa.int64())])
     create(lake, "shop.bounds", schema)
     sink = to_iceberg("shop.bounds", lake, keys=keys)
     long, short = "a" * 15 + "\ud7ffb", "a" * 15 + "\ud7ff"
+    filled = "a" * 13 + "\ud7ff\U0010ffff\U0010ffffb"
     some = [(short, {"t": short}, 0, None), (long, None, 1, None), ("c", {"t": long}, 2, None)]
     some += [("\U0010ffff" * 17, None, 3, None), (None, {"t": None}, 4, None)]
+    some += [(filled, None, 5, None), ("\ud7ff" + "b" * 40, None, 6, None)]
     file = row_file(tmp_path, some, schema=schema, batch=9)
-    said = "pyiceberg has no bound for the text of column {!r}, which has U+D7FF"
-    assert written_without_refused(sink, accepted([file])) == {
-        (0, 1): said.format("k"),
-        (0, 2): said.format("s"),
-    }
-    assert numbers(lake, "shop.bounds") == [0, 3, 4]
+    said = "pyiceberg has no bound for the text of column 'k', which it would cut behind U+D7FF"
+    refused = dict.fromkeys([(0, 1), (0, 5)], said)
+    assert written_without_refused(sink, accepted([file])) == refused
+    assert numbers(lake, "shop.bounds") == [0, 2, 3, 4, 6]
+
+
+@pytest.mark.parametrize("modes", [{"default": "full"}, {"column.k": "counts"}], ids=str)
+def test_texts_that_pyiceberg_does_not_cut_are_written(lake, tmp_path, modes):
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64())])
+    create(lake, "shop.bounds", schema)
+    with table(lake, "shop.bounds").transaction() as change:
+        change.set_properties({f"write.metadata.metrics.{of}": to for of, to in modes.items()})
+    file = row_file(tmp_path, [("a" * 15 + "\ud7ffb", 1, None)], schema=schema)
+    to_iceberg("shop.bounds", lake).write(accepted([file]))
+    assert numbers(lake, "shop.bounds") == [1]
 
 
 def test_many_rows_are_merged_by_two_columns(lake, tmp_path):

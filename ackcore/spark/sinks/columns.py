@@ -86,6 +86,18 @@ def require_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[
             )
 
 
+def uncastable(what: str, column: str, table: str, there: object, have: object) -> ValueError:
+    """Return the error about a column whose type cannot be cast to that of the table's column.
+
+    ``what``, ``table``: as in `require_columns`. ``there``, ``have``: the table's and the stream's
+    type.
+    """
+    return ValueError(
+        f"{what}: column {column!r} of {table} is {there}, and no {have} can be cast to that; have "
+        f"the bolt emit {there}, or change the table's column"
+    )
+
+
 def refuse_same_names(
     what: str, kind: pa.DataType, case_sensitive: bool | None = None, within: str = ""
 ) -> None:

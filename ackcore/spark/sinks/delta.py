@@ -37,6 +37,7 @@ from ackcore.spark.sinks.columns import (
     require_columns,
     spark_schema,
     texts_by_name,
+    uncastable,
     with_long_name,
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
@@ -323,11 +324,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 try:
                     has_wrong(pa.nulls(0, have), field.type, _cast)
                 except pa.ArrowNotImplementedError:
-                    raise ValueError(
-                        f"{what}: column {field.name!r} of {self._shown} is {field.type}, and no "
-                        f"{have} can be cast to that; have the bolt emit {field.type}, or change "
-                        "the table's column"
-                    ) from None
+                    raise uncastable(what, field.name, self._shown, field.type, have) from None
         if not self.keys:
             fields = table.schema().fields
             computed = {field.name for field in fields if _COMPUTED in field.metadata}

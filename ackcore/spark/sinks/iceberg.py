@@ -7,7 +7,7 @@ import itertools
 import re
 import sys
 import uuid
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from functools import partial
@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.record_batches import has_type, is_text
+from ackcore._arrow.record_batches import is_text
 from ackcore._error_hints import naming_arguments, naming_extra
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.sinks.columns import (
     Unfit,
     check_keys,
-    has_wrong,
     lacking,
     last_of_each_key,
     longest_name,
@@ -37,6 +35,7 @@ from ackcore.spark.sinks.columns import (
     require_columns,
     rows_without,
     spark_schema,
+    uncastable,
     with_long_name,
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
@@ -100,10 +99,11 @@ def to_iceberg(
 
     Notes
     -----
-    A row with a null in a required column, text that is not UTF-8 or has the unassigned letter
-    U+D7FF before its end, a date or time outside the years 1 to 9999, or a value that a partition
-    cannot store is refused: its record becomes a dead letter, and the other rows are written. If
-    another writer commits while the sink writes, the sink fails and is called again.
+    A row with a null in a required column, text that is not UTF-8, text that pyiceberg would cut
+    behind the unassigned letter U+D7FF for the bounds of a file, a date or time outside the years 1
+    to 9999, or a value that a partition cannot store is refused: its record becomes a dead letter,
+    and the other rows are written. If another writer commits while the sink writes, the sink fails
+    and is called again.
     """
     return IcebergSink(table, catalog, keys)
 
@@ -146,14 +146,15 @@ class IcebergSink(TransactionalSink["Transaction"]):
 
         Names are alike if Spark does not distinguish them. Raises ValueError if a key is no column.
         Raises ValueError if the table lacks a column or a struct field, or has a required one that
-        the stream lacks. With keys, it must have no other column. Types are not compared with the
-        table's. Raises ValueError for a format or codec that pyiceberg cannot write,
+        the stream lacks. With keys, it must have no other column. Raises ValueError if pyiceberg
+        cannot cast a column to the table's, or cannot write the table's format or codec,
         SinkUnavailable if the catalog does not answer, or the table does not exist, and ImportError
         if the table's partitions need pyiceberg-core, which is not installed.
         """
         import pyarrow.parquet as pq  # noqa: PLC0415 - loaded where it is needed
         from pyiceberg.exceptions import NotInstalledError  # noqa: PLC0415
         from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415
+        from pyiceberg.schema import Schema, _check_schema_compatible  # noqa: PLC0415
         from pyiceberg.table.metadata import SUPPORTED_TABLE_FORMAT_VERSION  # noqa: PLC0415
 
         what = f"sink {sink!r}"
@@ -188,6 +189,12 @@ class IcebergSink(TransactionalSink["Transaction"]):
             ) from None
         self._check_columns(what, schema, there)
         for part in table.spec().fields:
+            source: Any = there.find_column_name(part.source_id)
+            if not _path(schema, source):
+                raise ValueError(
+                    f"{what}: table {self.table} is partitioned by {source!r}, which the stream "
+                    "does not have; have the bolt emit it, or change the table's partitions"
+                )
             try:
                 part.transform.pyarrow_transform(there.find_type(part.source_id))
             except NotImplementedError:
@@ -201,13 +208,22 @@ class IcebergSink(TransactionalSink["Transaction"]):
                     "for which pyiceberg needs pyiceberg-core, which is not installed: pip install "
                     "'pyiceberg[pyiceberg-core]'"
                 ) from None
+        columns = _as_required(columns, there)
         try:
-            pyarrow_to_schema(columns, there.name_mapping, format_version=version)
+            stream = pyarrow_to_schema(columns, there.name_mapping, format_version=version)
         except Exception as error:
             raise TypeError(
                 f"{what}: table {self.table} cannot store the stream's columns: {error}; have the "
                 "bolt emit another type, or change the table"
             ) from error
+        for have in stream.fields:
+            want = there.find_field(have.field_id)
+            try:
+                _check_schema_compatible(Schema(want), Schema(have))
+            except ValueError:
+                raise uncastable(
+                    what, have.name, f"table {self.table}", want.field_type, have.field_type
+                ) from None
 
     def _check_columns(self, what: str, schema: pa.Schema, there: Any) -> None:
         """Raise ValueError if the table's columns and the stream's do not fit together.
@@ -269,16 +285,16 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """
         there, stream = transaction.table_metadata.schema(), batch.schema()
         self._check_columns(f"sink {batch.sink!r}", stream, there)
-        required = {field.name for field in there.fields if field.required}
         schema = spark_schema(f"sink {batch.sink!r}", stream)
         refuse_misfits(
             batch,
-            _requiring(schema, required),
+            _as_required(schema, there),
             # pyiceberg converts the values of these types to Python's.
             lambda kind: pa.types.is_date32(kind) or pa.types.is_timestamp(kind),
         )
         partitions = _partition_checks(transaction.table_metadata, schema)
-        refuse_values(batch, [*_bound_checks(schema), *partitions])
+        bounds = _bound_checks(transaction.table_metadata, schema)
+        refuse_values(batch, [*bounds, *partitions])
         parts = (as_spark_types(each, schema) for each in batch.record_batches())
         rows = pa.Table.from_batches(parts, schema)
         if len(rows):
@@ -286,7 +302,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
                 "ackcore": f"{batch.deployment}/{batch.sink}/{batch.batch_id}",
                 "ackcore.content": batch.content(),
             }
-            self._stage(transaction, rows.cast(_requiring(rows.schema, required)), about)
+            self._stage(transaction, rows.cast(_as_required(rows.schema, there)), about)
 
     def record(self, transaction: Transaction, batch: SinkBatch, written: Written) -> None:
         """Set the table's property to number and content. A snapshot's property would expire."""
@@ -430,28 +446,33 @@ def _check_count(rows: int, written: int) -> None:
         )
 
 
-def _bound_checks(schema: pa.Schema) -> Iterator[Unfit]:
-    """Yield a check for each column with text, since pyiceberg must compute a bound of the text.
+def _bound_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
+    """Yield a check for each column of texts that pyiceberg cuts for the bounds of a file.
 
-    It adds 1 to the last letter of the beginning, and U+D7FF plus 1 is a surrogate.
+    It adds 1 to the last letter before the cut, or to one before if that is U+10FFFF, and U+D7FF
+    plus 1 is a surrogate. ``metadata``, ``schema``: as in `_partition_checks`.
     """
+    from pyiceberg.io.pyarrow import compute_statistics_plan  # noqa: PLC0415
+
+    there = metadata.schema()
+    plan = compute_statistics_plan(there, metadata.properties)
     for field in schema:
-        if has_type(field.type, is_text):
-            why = f"pyiceberg has no bound for the text of column {field.name!r}, which has U+D7FF"
-            yield field, _has_no_bound, why
+        if is_text(field.type):
+            at = plan.get(there.find_field(field.name).field_id)
+            if at is not None and at.mode.length:
+                why = (
+                    f"pyiceberg has no bound for the text of column {field.name!r}, which it would "
+                    "cut behind U+D7FF"
+                )
+                yield field, partial(_has_no_bound, letters=at.mode.length), why
 
 
-def _has_no_bound(column: pa.Array) -> pa.BooleanArray:
+def _has_no_bound(column: pa.Array, letters: int) -> pa.BooleanArray:
+    """Return which texts are longer than ``letters``, and have no next text of that length."""
     if not any(one is not None and _LAST_BEFORE_GAP.search(one) for one in column.buffers()):
         return pa.repeat(False, len(column))
-
-    def is_wrong(texts: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
-        if not is_text(kind):
-            return np.zeros(len(texts), np.bool_)
-        found = pc.match_substring_regex(texts, "(?s)\ud7ff.").fill_null(False)
-        return np.asarray(found.to_numpy(False))
-
-    return pa.array(has_wrong(column, column.type, is_wrong))
+    begins = pc.utf8_rtrim(pc.utf8_slice_codeunits(column, 0, letters), "\U0010ffff")
+    return pc.and_(pc.ends_with(begins, "\ud7ff"), pc.greater(pc.utf8_length(column), letters))
 
 
 def _partition_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
@@ -464,24 +485,52 @@ def _partition_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
     switches = ("enabled", "partitioned-paths")
     layout = [properties.get(f"write.object-storage.{one}") for one in switches]
     for part in metadata.spec().fields:
-        at = schema.get_field_index(there.find_column_name(part.source_id))
-        if at < 0:  # the stream does not have the column, or it is within a struct
+        name = there.find_column_name(part.source_id)
+        if not (path := _path(schema, name)):
             continue
-        field, kind, transform = schema.field(at), there.find_type(part.source_id), part.transform
-        why = f"partition {part.name!r} cannot store the value of column {field.name!r}"
+        field, kind, transform = path[-1], there.find_type(part.source_id), part.transform
         if pa.types.is_decimal(field.type) and hasattr(transform, "width"):
-            is_unfit = partial(_has_more_digits, kind=kind, truncate=transform.transform(kind))
-            yield field, is_unfit, f"{why}: truncated, it does not fit into {kind}"
+            check = partial(_has_more_digits, kind=kind, truncate=transform.transform(kind))
+            why = f"truncated, it does not fit into {kind}"
         elif pa.types.is_floating(field.type) and str(transform) == "identity":
-            yield field, _is_nan_or_negative_zero, f"{why}: NaN or -0.0"
+            check, why = partial(_is_nan_or_negative_zero), "NaN or -0.0"
         elif (
             layout != ["true", "false"]
             and (str(transform) == "identity" or hasattr(transform, "width"))
             and (is_text(field.type) or pa.types.is_binary(field.type))
         ):
             most = longest - len(quote_plus(part.name, safe="") + "=")
-            is_unfit = partial(with_long_name, most=most, escape=_name_of(transform, kind))
-            yield field, is_unfit, f"{why}: a directory's name would have more than {most} bytes"
+            check = partial(with_long_name, most=most, escape=_name_of(transform, kind))
+            why = f"a directory's name would have more than {most} bytes"
+        else:
+            continue
+        is_unfit = partial(_is_unfit_within, names=[one.name for one in path[1:]], check=check)
+        why = f"partition {part.name!r} cannot store the value of column {name!r}: {why}"
+        yield path[0], is_unfit, why
+
+
+def _path(schema: pa.Schema, name: str) -> list[pa.Field]:
+    """Return the column with a struct's field, and the fields down to it; [] without such a field.
+
+    ``name``: the name of a column, which may have dots, or names that are joined by dots.
+    """
+    if name in schema.names:
+        return [schema.field(name)]
+    path: list[pa.Field] = []
+    kind = pa.struct(list(schema))
+    for one in name.split("."):
+        if not pa.types.is_struct(kind) or kind.get_field_index(one) < 0:
+            return []
+        path.append(kind.field(one))
+        kind = path[-1].type
+    return path
+
+
+def _is_unfit_within(
+    column: pa.Array, names: list[str], check: Callable[[pa.Array], pa.BooleanArray]
+) -> pa.BooleanArray:
+    """Return the check of a field in a struct. ``names``: those of the fields down to it."""
+    return check(pc.struct_field(column, names) if names else column)
 
 
 def _is_nan_or_negative_zero(column: pa.Array) -> pa.BooleanArray:
@@ -528,9 +577,10 @@ def _is_of_catalog(error: Exception) -> bool:
     return isinstance(error, kinds) or type(error).__module__.startswith("sqlalchemy.")
 
 
-def _requiring(schema: pa.Schema, names: Container[str]) -> pa.Schema:
-    """Return the schema with the named columns not nullable, and all others nullable."""
-    return pa.schema([field.with_nullable(field.name not in names) for field in schema])
+def _as_required(schema: pa.Schema, there: Any) -> pa.Schema:
+    """Return the schema; nullable are the columns that the table, ``there``, does not require."""
+    required = {field.name for field in there.fields if field.required}
+    return pa.schema([field.with_nullable(field.name not in required) for field in schema])
 
 
 def _mark(batch: SinkBatch) -> str:
