@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from numbers import Real
+from types import FunctionType
 from typing import Any, TypeVar
 
 _Public = TypeVar("_Public", bound=Callable[..., Any])
+#: The functions that `naming_arguments` has made.
+_PUBLIC: set[Callable[..., Any]] = set()
 
 #: The seconds of a unit, by the first letters of its name; 0 for months, whose length varies.
 _UNITS = {"ms": 0.001, "mil": 0.001, "s": 1, "m": 60, "mo": 0, "h": 3600, "d": 86_400, "w": 604_800}
@@ -207,6 +210,19 @@ def refused_call(function: Callable[..., object], arguments: Sequence[str]) -> s
     return None
 
 
+def refuse_uncalled(given: object, argument: str) -> None:
+    """Raise TypeError for a class, or a function of ackcore, that was given in place of its result.
+
+    A user's function that wraps one of ackcore's passes. ``argument``: its name, for the error.
+    """
+    if isinstance(given, type) or (isinstance(given, FunctionType) and given in _PUBLIC):
+        kind = "class" if isinstance(given, type) else "function"
+        raise TypeError(
+            f"{argument} must be an object, got the {kind} {given.__name__}; "
+            f"pass {given.__name__}(...)"
+        )
+
+
 def naming_arguments(public: _Public) -> _Public:
     """Decorate a public function, or all public methods of a class and its constructor.
 
@@ -252,4 +268,5 @@ def naming_arguments(public: _Public) -> _Public:
         return public(*args, **keywords)
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
+    _PUBLIC.add(checked)
     return checked  # type: ignore[return-value]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ackcore._error_hints import refuse_uncalled
 from ackcore.calls.threads import refuse_unrun
 from ackcore.spark.base.interrupts import raised_by
 from ackcore.spark.base.letter_columns import as_letters
@@ -99,9 +100,8 @@ class Listeners:
 
     def add(self, listener: Any) -> None:
         """Add a listener. Raises TypeError if it has none of the methods."""
-        if isinstance(listener, type) or not any(
-            callable(getattr(listener, name, None)) for name in _METHODS
-        ):
+        refuse_uncalled(listener, "each of listeners")
+        if not any(callable(getattr(listener, name, None)) for name in _METHODS):
             raise TypeError(
                 f"listeners must be objects with some of {', '.join(_METHODS)}, got {listener!r}; "
                 "derive them from ackcore.spark.QueryListener"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ackcore._arrow.lossless import short_repr
-from ackcore._error_hints import as_seconds, naming_arguments, nearest, numbered
+from ackcore._error_hints import as_seconds, naming_arguments, nearest, numbered, refuse_uncalled
 from ackcore.tables.aggregates import MADE_BY, Aggregate
 from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S
 from ackcore.tables.time_windows import Window
@@ -227,6 +227,8 @@ class TopologyBuilder:
             If a bound of `dedup` is missing, or out of range, or given without `dedup`.
         """
         _check_name(name, "name", "the name of the spout")
+        refuse_uncalled(source, f"source of spout {name!r}")
+        refuse_uncalled(commit_group, f"commit_group of spout {name!r}")
         _refuse_foreign(source, name)
         fields = _columns_of(source, name)
         for argument, given in (("tracked", tracked), ("unique", unique)):
@@ -290,11 +292,7 @@ class TopologyBuilder:
             If an argument has another type.
         """
         _check_name(name, "name", "the name of the bolt")
-        if isinstance(bolt, type):
-            raise TypeError(
-                f"bolt {name!r} must be an instance, got the class {bolt.__name__}; "
-                f"pass {bolt.__name__}(...)"
-            )
+        refuse_uncalled(bolt, f"bolt {name!r}")
         if not isinstance(bolt, Bolt | BasicBolt | AsyncBolt | BatchBolt):
             raise TypeError(
                 f"bolt {name!r} must be a Bolt, a BasicBolt, an AsyncBolt or a BatchBolt, "
@@ -359,11 +357,7 @@ class TopologyBuilder:
         if name is None:
             name = component if stream == DEFAULT_STREAM else f"{component}.{stream}"
         _check_name(name, "name", "the name of the sink")
-        if isinstance(writer, type):
-            raise TypeError(
-                f"writer of sink {name!r} must be a function or an object, "
-                f"got the class {writer.__name__}; pass {writer.__name__}(...)"
-            )
+        refuse_uncalled(writer, f"writer of sink {name!r}")
         if not callable(writer) and not callable(getattr(writer, "write", None)):
             raise TypeError(
                 f"writer of sink {name!r} must be a function of (DataFrame, batch_id) or an "

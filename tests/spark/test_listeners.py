@@ -106,6 +106,13 @@ def test_what_a_listener_raises_is_logged_and_changes_nothing(caplog, error):
     assert "a listener of no use" in caplog.text
 
 
+def test_a_class_in_place_of_a_listener_is_refused():
+    with pytest.raises(
+        TypeError, match=r"must be an object, got the class Told; pass Told\(\.\.\.\)"
+    ):
+        Listeners([Told])
+
+
 def test_a_listener_that_nobody_awaits_is_named(caplog):
     class Lazy(QueryListener):
         async def on_dead(self, number, letters):

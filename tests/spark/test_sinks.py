@@ -21,12 +21,22 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from streams import in_line
 
-from ackcore.spark import FileSpout, attempt, dead_letters, guard
+from ackcore.spark import (
+    FileSpout,
+    attempt,
+    dead_letters,
+    guard,
+    to_delta,
+    to_iceberg,
+    to_jdbc,
+    to_kafka,
+    to_parquet,
+    to_postgres,
+)
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.versions import SPARK, to_arrow
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet_directory
-from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.sinks.sink import Sink, as_sink, check_sink
 from ackcore.spark.sinks.sink_batch import read_sink_file
 from ackcore.spark.tasks.row_files import damage_in
@@ -94,6 +104,22 @@ def test_a_function_may_return_the_result_of_a_command_or_a_frame_of_pandas(spar
     as_sink(write).write(accepted(spark, files))
     assert spark.read.parquet(str(tmp_path / "out")).count() == 6
     as_sink(lambda frame, n: frame.toPandas()).write(accepted(spark, files))
+
+
+def test_a_function_that_returns_a_sink_has_written_nothing(spark, files, tmp_path):
+    with pytest.raises(
+        TypeError, match=r"sink '\w+' returned to_parquet\(.*, which has written not"
+    ):
+        as_sink(lambda frame, n: to_parquet(tmp_path / "out")).write(accepted(spark, files))
+
+
+@pytest.mark.parametrize(
+    "factory", [to_delta, to_iceberg, to_jdbc, to_kafka, to_parquet, to_postgres]
+)
+def test_a_sink_that_was_not_made_is_refused_where_it_is_declared(factory):
+    said = r"sink 'words' must be an object, got the function to_(\w+); pass to_\1\(\.\.\.\)"
+    with pytest.raises(TypeError, match=said):
+        TopologyBuilder().sink("words", factory)
 
 
 VALUES = {

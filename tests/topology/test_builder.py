@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
 
 import pyarrow as pa
 import pytest
 
-from ackcore.topology import Settings, TopologyBuilder
+from ackcore.topology import Settings, TopologyBuilder, expect
 from ackcore.topology.components import Component
 from ackcore.topology.parts import Grouping, Input
 
@@ -236,7 +237,7 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         (lambda b, m: b.spout("s", m.frame("x"), message_id=["x", 5]), "got list ['x', 5]"),
         (
             lambda b, m: b.bolt("x", m.batches),
-            "bolt 'x' must be an instance, got the class Batches; pass Batches(...)",
+            "bolt 'x' must be an object, got the class Batches; pass Batches(...)",
         ),
         (
             lambda b, m: b.bolt("x", print),
@@ -276,8 +277,19 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         ),
         (
             lambda b, m: b.sink("count", m.frame),
-            "writer of sink 'count' must be a function or an object, got the class Frame; "
-            "pass Frame(...)",
+            "writer of sink 'count' must be an object, got the class Frame; pass Frame(...)",
+        ),
+        (
+            lambda b, m: b.sink("count", expect),
+            "writer of sink 'count' must be an object, got the function expect; pass expect(...)",
+        ),
+        (
+            lambda b, m: b.spout("s", m.frame),
+            "source of spout 's' must be an object, got the class Frame; pass Frame(...)",
+        ),
+        (
+            lambda b, m: b.spout("s", m.frame("x"), commit_group=Derived),
+            "commit_group of spout 's' must be an object, got the class Derived; pass Derived(...)",
         ),
         (
             lambda b, m: b.build({"max_attempts": 3}),
@@ -292,6 +304,14 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
 def test_an_argument_of_another_type_is_refused_at_once(builder, make, declare, message):
     with pytest.raises(TypeError, match=re.escape(message)):
         declare(builder, make)
+
+
+def test_a_users_function_that_wraps_one_of_ackcore_is_a_sink(builder):
+    @functools.wraps(expect)
+    def write(frame, batch_id):
+        raise AssertionError("nothing runs")
+
+    builder.sink("count", write)
 
 
 def test_a_message_id_of_no_columns_is_refused(builder, make):

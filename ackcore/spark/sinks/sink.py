@@ -300,7 +300,7 @@ class FunctionSink(Sink):
         """Call the function; return its result if that is a `SinkRejects`, else None.
 
         Raises TypeError if it returns a coroutine, a generator, a DataFrame that is not the result
-        of a command, or a writer that was not started.
+        of a command, a writer that was not started, or a sink.
         """
         frame = batch.frame()
         answer = self._function(frame, batch.batch_id)
@@ -314,6 +314,11 @@ class FunctionSink(Sink):
                 f"{sink} returned a {kind}, which may have written nothing; "
                 "call the last method of a writer, such as frame.write.save(path), "
                 "saveAsTable(name), append(), merge() or execute(), and return None"
+            )
+        if isinstance(answer, Sink):
+            raise TypeError(
+                f"{sink} returned {answer!r}, which has written nothing; declare what the function "
+                "returns as the writer of the sink, instead of the function"
             )
         return answer if isinstance(answer, SinkRejects) else None
 
