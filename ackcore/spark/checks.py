@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from ackcore._arrow.hashing import hash_columns
 from ackcore._error_hints import nearest
 from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.paths import below, is_hidden
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_connect, refuse_frame, refuse_mixed, refuse_session
 from ackcore.spark.base.sources import emitted_schema, reads_kafka, source_schema, streams_in
@@ -132,6 +133,37 @@ def check_dead_topic(topology: Topology, dead_letters: Place) -> None:
                 f"{source!r}, would read the dead letters as records. Name another topic, or give "
                 "the spout a pattern that does not match it"
             )
+
+
+def check_places(topology: Topology, places: Mapping[str, str | None]) -> None:
+    """Raise ValueError if a place lies where a sink writes for readers, or where a spout reads.
+
+    ``places``: by argument, the places of the checkpoint and the dead letters. The directories of
+    sinks are checked, too. Names that begin with . or _ are allowed: no reader takes their files.
+    """
+    own = {
+        f"path of sink {name!r}": (sink.writer, sink.writer.own_place)
+        for name, sink in topology.sinks.items()
+        if isinstance(getattr(sink.writer, "own_place", None), str)
+    }
+    written = {**places, **{argument: place for argument, (_, place) in own.items()}}
+    for argument, place in written.items():
+        if place is None:
+            continue
+        for other, (writer, outer) in own.items():
+            inner = below(place, outer)
+            if other != argument and inner is not None and not is_hidden(inner):
+                raise _misplaced(argument, place, f"{writer!r}, whose readers would take")
+        for name, spout in topology.spouts.items():
+            if spout.kind == "files" and spout.source.reads_in(place):
+                raise _misplaced(argument, place, f"{spout.source!r} of {name!r}, which would take")
+
+
+def _misplaced(argument: str, place: str, why: str) -> ValueError:
+    return ValueError(
+        f"{argument} must not lie in {why} its files for rows, got {place!r}; choose a place "
+        "beside it, or one whose name begins with _"
+    )
 
 
 def _servers(settings: ClientSettings) -> set[str]:

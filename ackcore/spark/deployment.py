@@ -20,7 +20,14 @@ from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.session import refuse_unnameable
 from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.checks import check, check_dead_topic, check_options, interval_s, read_trigger
+from ackcore.spark.checks import (
+    check,
+    check_dead_topic,
+    check_options,
+    check_places,
+    interval_s,
+    read_trigger,
+)
 from ackcore.spark.dead_letters.store import DeadLetters, check_letters_url
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
 from ackcore.spark.engine.batch import Engine
@@ -81,11 +88,14 @@ class Deployment:
         self.limit = DeadLimit(max_dead, max_dead_ratio, window)
         self.spark = spark
         self._clock = clock
-        self.checkpoint = _place_of(checkpoint, dead_letters)
+        self.checkpoint, letters = _places_of(checkpoint, dead_letters)
+        places = {"checkpoint": self.checkpoint, "dead_letters": letters}
         self.spark_checkpoint = Path()
         if self.by_spark:
             self.spark_checkpoint = _spark_checkpoint_of(self.checkpoint, spark_checkpoint)
             refuse_unnameable(str(self.spark_checkpoint), spark)
+            places["spark_checkpoint"] = str(self.spark_checkpoint)
+        check_places(topology, places)
         schemas = {name: source_schema(spout) for name, spout in topology.spouts.items()}
         self._streaming = streaming
         open_parts = partial(self._open_parts, topology, schemas, dead_letters)
@@ -208,13 +218,17 @@ def _errors_naming(part: str) -> Iterator[None]:
         raise
 
 
-def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
-    """Return a checkpoint's path or URL; ValueError if only ``dead_letters`` is not a URL."""
+def _places_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> tuple[str, str | None]:
+    """Return the paths or URLs of a checkpoint and of its dead letters, None if they have none.
+
+    Raises ValueError if only the dead letters are not at a URL.
+    """
     place = place_of(checkpoint, "checkpoint")
     path = dead_letters.store if isinstance(dead_letters, DeadLetterTopic) else dead_letters
-    if path is not None:
-        check_letters_url(place_of(path, "dead_letters"), place)
-    return place
+    letters = None if path is None else place_of(path, "dead_letters")
+    if letters is not None:
+        check_letters_url(letters, place)
+    return place, letters
 
 
 def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) -> Path:

@@ -200,6 +200,23 @@ def test_a_bounded_source_leaves_later_rows_out(folder):
     assert (bounded.plan(None)["to"], rate.plan(None)["to"]) == (10, 20)
 
 
+@pytest.mark.parametrize(
+    ("glob", "place", "reads"),
+    [
+        ("*", "in/cp", True),
+        ("*", "in", True),
+        ("*", "in/_cp", False),
+        ("*", "in2", False),
+        ("*.txt", "in/cp", False),
+        ("*.parquet", "in/out", True),
+        ("day=*/*", "in/cp", False),
+        ("day=*/*", "in/day=1", True),
+    ],
+)
+def test_a_spout_finds_places_of_which_it_would_read_files(glob, place, reads):
+    assert FileSpout("/data/in/", "text", glob=glob).reads_in(f"/data/{place}") is reads
+
+
 def test_hidden_and_other_files_are_left_alone(folder):
     for name in (".a.json", "_tmp/b.json", "c.txt", "d.json", "day=1/e.json", ".x/f.json"):
         put(folder, name, 10, b"{}\n")

@@ -35,6 +35,7 @@ from ackcore.spark import (
 )
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.versions import SPARK, to_arrow
+from ackcore.spark.checks import check_places
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet_directory
 from ackcore.spark.sinks.sink import Sink, as_sink, check_sink
@@ -317,6 +318,46 @@ def test_two_sinks_with_one_directory_are_refused_in_build(tmp_path, monkeypatch
         builder.sink("lines", to_parquet(path.format(tmp_path)), name=name)
     with pytest.raises(TopologyError, match="sinks 'a' and 'b' must have different directories"):
         builder.build()
+
+
+@pytest.mark.parametrize(
+    ("sink", "other", "refused"),
+    [
+        ("/d/out", {"checkpoint": "/d/out/cp"}, "checkpoint must not lie in to_parquet"),
+        ("/d/out/", {"dead_letters": "/d/out"}, "dead_letters must not lie in to_parquet"),
+        ("s3a://b/o", {"checkpoint": "s3://b/o/c"}, "checkpoint must not lie in to_parquet"),
+        ("/d/out", {"spark_checkpoint": "/d/out/x"}, "spark_checkpoint must not lie in to_parq"),
+        ("/d/out", {"second": "/d/out/x"}, "path of sink 'second' must not lie in to_parquet"),
+        ("/d/in/out", {}, r"path of sink 'lines' must not lie in FileSpout\('/d/in', "),
+        ("/d/in/_out", {"checkpoint": "/d/in/cp"}, r"checkpoint must not lie in FileSpout\("),
+        ("/d/out", {"checkpoint": "/d/out2", "dead_letters": "/d/ou"}, None),
+        ("/d/out", {"checkpoint": "/d", "dead_letters": "/d/out/_dead/x"}, None),
+        ("/d/in/.out", {"checkpoint": "/d/in/_cp", "dead_letters": None}, None),
+        ("s3://b/o", {"checkpoint": "s3://b/out"}, None),
+    ],
+)
+def test_places_whose_files_would_be_read_as_rows_are_refused(sink, other, refused):
+    builder = TopologyBuilder()
+    builder.spout("lines", FileSpout("/d/in", "text"))
+    builder.sink("lines", to_parquet(sink))
+    if "second" in other:
+        builder.sink("lines", to_parquet(other.pop("second")), name="second")
+    topology = builder.build()
+    if refused is None:
+        check_places(topology, other)
+    else:
+        with pytest.raises(ValueError, match=refused):
+            check_places(topology, other)
+
+
+def test_a_checkpoint_in_the_directory_of_a_sink_is_refused_at_the_start(spark, tmp_path):
+    topology = in_line({"numbers": spark.range(1)}, to_parquet(tmp_path))
+    for place in ({}, {"dead_letters": tmp_path / "dead"}):
+        checkpoint = tmp_path.parent / "cp" if place else tmp_path / "cp"
+        with pytest.raises(ValueError, match=r"whose readers would take its files for rows, got"):
+            run_batch(topology, spark, checkpoint, **place)
+        assert not checkpoint.exists()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("note", [None, "{"], ids=["absent", "torn"])

@@ -52,6 +52,20 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
     return Path(os.path.abspath(text))
 
 
+def below(place: str, outer: str) -> str | None:
+    """Return the path of a place below ``outer``, or None if ``outer`` does not contain it.
+
+    The path of ``outer`` itself is "". Both are absolute paths, or URLs without double slashes.
+    """
+    root = f"{outer.rstrip('/')}/"
+    return place[len(root) :] if f"{place}/".startswith(root) else None
+
+
+def is_hidden(path: str) -> bool:
+    """Return whether Spark and `FileSpout` ignore a relative path: a part begins with . or _."""
+    return any(part[:1] in (".", "_") for part in path.split("/") if part)
+
+
 def file_system(path: str) -> str:
     """Return the type of a path's file system on Linux, such as "ext4"; "" if it is unknown."""
     try:

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ackcore._columns import count_or_none
 from ackcore._error_hints import as_seconds, naming_arguments
 from ackcore.spark.base.errors import StateError
+from ackcore.spark.base.paths import below, is_hidden
 from ackcore.spark.base.schemas import CORRUPT_REASON, CORRUPT_RECORD, with_corrupt
 from ackcore.spark.checkpoint.skips import shown
 from ackcore.spark.planned.file_reading import FORMATS, LINE_FORMATS, check_types, read_files
@@ -26,6 +27,8 @@ from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import is_bucket, place_of, store_at
 
 _TEXT = pa.schema([pa.field("value", pa.string())])
+#: Names like those of the files in a checkpoint, a store of dead letters, and a sink.
+_OWN = ("lock", "progress.jsonl", "000000000001.version", "0.arrow", "part-0.parquet")
 #: The most files that an error names.
 _NAMED = 100
 
@@ -229,13 +232,24 @@ class FileSpout(DividedSource):
         else:
             found = _walked(self._root, "", frozenset())
         for one in found:
-            parts = one.name.split("/")
-            name = parts[-1]
-            # `hdfs dfs -put` has not renamed a file yet that ends so.
-            if any(part[0] in "._" for part in parts) or name.endswith("._COPYING_"):
-                continue
-            if self._matches(one.name if self._by_path else name):
+            if self._takes(one.name):
                 yield one
+
+    def _takes(self, name: str) -> bool:
+        # `hdfs dfs -put` has not renamed a file yet that ends so.
+        if is_hidden(name) or name.endswith("._COPYING_"):
+            return False
+        return self._matches(name if self._by_path else name.rpartition("/")[2]) is not None
+
+    def reads_in(self, place: str) -> bool:
+        """Return whether the spout would read files that ackcore writes into a place.
+
+        ``place``: an absolute path or a URL, of a checkpoint, dead letters, or a sink.
+        """
+        inner = below(place, self._root)
+        return inner is not None and any(
+            self._takes(f"{inner}/{name}"[not inner :]) for name in _OWN
+        )
 
     def _objects(self, bucket: ObjectStore | HdfsStore) -> Iterator[_File]:
         try:

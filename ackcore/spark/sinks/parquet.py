@@ -55,7 +55,8 @@ def to_parquet(
         The directory, on a file system that driver and executors share, or a place in a bucket:
         ``s3://``, ``abfss://``, ``gs://`` (never tested), or in HDFS: ``hdfs://``. Buckets need
         ``ackcore[stores]``, HDFS needs ``ackcore[hdfs]``, and both need credentials in the
-        environment of driver and workers. Each sink needs a path of its own.
+        environment of driver and workers. Each sink needs a path of its own, in which neither the
+        checkpoint nor the dead letters lie.
     compression : {"snappy", "zstd", "lz4", "gzip", "brotli", "none"}, default "snappy"
         The codec of the files.
 
