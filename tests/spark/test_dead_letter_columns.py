@@ -154,6 +154,14 @@ def test_a_condition_is_asked_of_letters_with_the_columns_that_they_have(spark, 
     assert late.records == {"lines": 1}
 
 
+def test_a_wrong_condition_is_refused_before_there_are_letters(spark, checkpoint):
+    opened(checkpoint, SOURCES)
+    assert replay(checkpoint, spark, where="payload.value = 'a' and batch_id > 3").records == {}
+    for wrong in ("nosuch = 1", "payload.nobody = 1", "error_type =", "batch_id", lambda row: True):
+        with pytest.raises(ValueError, match=r"where must be a condition, .* over spout, me.*got "):
+            replay(checkpoint, spark, where=wrong)
+
+
 def test_a_job_that_fails_for_another_reason_is_not_a_wrong_condition(spark, checkpoint):
     opened(checkpoint, SOURCES).write(0, {"lines": died(0, 2)})
     store = store_of(checkpoint)

@@ -102,14 +102,19 @@ def dead_letters(
         frames = [frame.withColumn("payload", text) for frame in frames]
         return _united(session, frames, T.StringType())
     whole = _payload_columns(kinds, frames)
+    for field in _source_columns(store, spout):
+        # No letter has these columns yet: they do not change the types of the letters.
+        whole.setdefault(field.name, field.dataType)
+    target = T.StructType([T.StructField(name, kind) for name, kind in whole.items()])
+    return _united(session, [conformed(frame, target) for frame in frames], target)
+
+
+def _source_columns(store: Letters, spout: str | None) -> Iterator[T.StructField]:
+    """Yield the present columns of a store's sources, as far as they are recorded."""
     for name in store.spouts() if spout is None else [spout]:
         columns = store.columns(name)
         if columns is not None:
-            # No letter has these columns yet: they do not change the types of the letters.
-            for field in payload_of(from_arrow_schema(read_schema(columns))):
-                whole.setdefault(field.name, field.dataType)
-    target = T.StructType([T.StructField(name, kind) for name, kind in whole.items()])
-    return _united(session, [conformed(frame, target) for frame in frames], target)
+            yield from payload_of(from_arrow_schema(read_schema(columns)))
 
 
 def _united(session: SparkSession, frames: list[DataFrame], payload: T.DataType) -> DataFrame:
@@ -236,6 +241,24 @@ def matching_rows(
                 f"{kind.files[0].path.name}: {one_line(error)}"
             ) from error
     return {path: np.array(rows, np.int64) for path, rows in found.items()}
+
+
+def check_condition(
+    spark: SparkSession | None, store: Letters, spout: str | None, where: str | Column
+) -> None:
+    """Raise ValueError if ``where`` is not a condition over the columns of a store's sources.
+
+    ``store``: a store without letters of the spout. Other arguments: as in `replay`.
+    """
+    columns = {field.name: field for field in _source_columns(store, spout)}
+    frame = _united(session_of(spark), [], T.StructType([*columns.values()]))
+    try:
+        frame.where(where).schema  # noqa: B018 - Spark Connect analyses the frame now
+    except (AnalysisException, TypeError) as error:
+        raise ValueError(
+            f"where must be a condition, as text or Column, over {', '.join(frame.columns)} (a "
+            f"source's column as payload.<name>), got {where!r}: {one_line(error)}"
+        ) from error
 
 
 # -- letters of different columns -----------------------------------------------------------------

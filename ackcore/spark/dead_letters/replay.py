@@ -193,7 +193,10 @@ def _replay(
     matching: Mapping[ObjectFile, Int64s] = {}
     if where is not None and not isinstance(where, LetterFilter):
         reading = import_module("ackcore.spark.dead_letters.reading")
-        matching = reading.matching_rows(spark, kinds_of(store, spout), notes, where)
+        if kinds := kinds_of(store, spout):
+            matching = reading.matching_rows(spark, kinds, notes, where)
+        else:
+            reading.check_condition(spark, store, spout, where)
     counting = [note for note in notes if note.dropped or not again]
     rows: dict[str, dict[str, list[list[int]]]] = {}
     wanted: dict[str, list[_Chosen]] = {}
