@@ -6,6 +6,7 @@ the same ones. A column is never copied: a returned array shares its memory and 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import sys
@@ -292,11 +293,11 @@ def times_column(times_ms: Any, timed: bool) -> Int64s | None:
 
 
 def as_id(value: Any, name: str) -> int:
-    """Return a 64-bit integer, signed or not, as a signed int.
+    """Return a 64-bit integer, signed or not, as a signed int. A bool is an id like 0 or 1.
 
     Raises TypeError if it is no integer, and OverflowError if it has more bits.
     """
-    number = as_int(value, name)
+    number = int(value) if isinstance(value, bool) else as_int(value, name)
     if not _INT64_MIN <= number < 2**64:
         raise OverflowError(f"{name} must fit in 64 bits (-2**63..2**64-1), got {number}")
     return signed(number)
@@ -337,11 +338,14 @@ def as_ms(value: Any, name: str) -> int:
 
 
 def as_int(value: Any, name: str) -> int:
-    """Return an integer of any type with ``__index__`` as an int; raise TypeError for others."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
+    """Return an integer of any type with ``__index__`` as an int; raise TypeError for others.
+
+    A bool is refused: an argument such as ``capacity=True`` is a mistake.
+    """
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+    raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
 
 
 def real(value: Any, name: str, unit: str = "") -> float:

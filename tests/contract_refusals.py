@@ -249,6 +249,8 @@ BAD_OPTIONS: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "a capacity that no machine has": (MemoryError, "capacity", {"capacity": 2**62}),
     "capacity of 65 bits": (MemoryError, "capacity", {"capacity": 2**64}),
     "capacity, a float": (TypeError, "capacity", {"capacity": 1.0}),
+    "capacity, a bool": (TypeError, "capacity", {"capacity": True}),
+    "max_entries, a bool": (TypeError, "max_entries", {"max_entries": True}),
     "one bucket": (ValueError, "buckets", {"buckets": 1}),
     "127 buckets": (ValueError, "buckets", {"buckets": 127}),
     "buckets, a string": (TypeError, "buckets", {"buckets": "3"}),

@@ -191,6 +191,8 @@ def test_bad_offsets_are_refused_and_nothing_is_applied(tracker, name, offsets, 
         (("t", 0, -1, 0), ValueError, "generation must be in 0..9223372036854775807, got -1"),
         (("t", 0, 0, -1001), ValueError, "base must be in 0..9223372036854775806, got -1001; neg"),
         (("t", 0, 0, 0.0), TypeError, "base must be an integer, got float"),
+        (("t", 0, 0, True), TypeError, "base must be an integer, got bool"),
+        (("t", True, 0, 0), TypeError, "partition must be an integer, got bool"),
         (("t", 0, 0, int64s(0, 1)), TypeError, "base must be an integer, got ndarray"),
     ],
 )
