@@ -25,7 +25,7 @@ from test_postgres_sink import TABLE, execute, words
 
 from ackcore.spark import SinkUnavailable, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
-from ackcore.spark.sinks import rejects
+from ackcore.spark.sinks import postgres_rows, rejects
 from ackcore.spark.sinks.postgres_catalog import as_unavailable, connect
 from ackcore.spark.sinks.postgres_rows import PostgresRows
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
@@ -344,6 +344,41 @@ def test_a_partitioned_table_refuses_what_no_partition_takes(postgres, sink, tmp
         told = written_without_refused(one, accepted([row_file(tmp_path, some)], **about))
         assert [type(error).__name__ for error in told.values()] == ["CheckViolation"]
     assert execute(postgres, "SELECT count(*) FROM first") == [(2,)]
+
+
+TREE = """CREATE TABLE words (
+    id text PRIMARY KEY, mail text UNIQUE, parent text REFERENCES words, n int CHECK (n < 9))"""
+TEXTS = [(name, pa.string()) for name in ("id", "mail", "parent")]
+IN_TREE = pa.schema([*TEXTS, ("n", pa.int64())])
+
+
+@pytest.mark.parametrize("keys", [None, "id"])
+def test_rows_that_need_rows_behind_them_are_refused_only_without_these(
+    postgres, sink, tmp_path, monkeypatch, keys
+):
+    """One refers to the next, beside rows that are refused, in one chunk or several."""
+    rows = [("c", None, "b", 1), ("b", None, "a", 1), ("bad", None, None, 9), ("a", None, None, 1)]
+    rows += [("lost", None, "gone", 1), ("y", None, "lost", 1), ("x", None, "a", 1)]
+    for chunk in (2, 1 << 16):
+        monkeypatch.setattr(postgres_rows, "_CHUNK", chunk)
+        execute(postgres, "DROP TABLE IF EXISTS words", TREE)
+        file = row_file(tmp_path, [(*row, None) for row in rows], schema=IN_TREE)
+        one = sink(postgres, keys=keys)
+        told = written_without_refused(one, accepted([file], deployment=str(chunk)))
+        assert [place for _, place in told] == [2, 4, 5]
+        assert [word for (word,) in execute(postgres, "SELECT id FROM words ORDER BY id")] == [
+            *"abcx"
+        ]
+
+
+def test_the_last_row_of_a_key_is_kept_if_another_must_be_written_first(postgres, sink, tmp_path):
+    """A row gets the address that another gives up: in the order of the keys, it is there twice."""
+    execute(postgres, TREE, "INSERT INTO words VALUES ('k2', 'x'), ('k3', 'y')")
+    rows = [("k1", "x"), ("k1", "y"), ("k2", "z"), ("k3", None)]
+    file = row_file(tmp_path, [(*row, None, 1, None) for row in rows], schema=IN_TREE)
+    assert sink(postgres, keys="id").write(accepted([file])) is None
+    found = execute(postgres, "SELECT id, mail FROM words ORDER BY id")
+    assert found == [("k1", "y"), ("k2", "z"), ("k3", None)]
 
 
 # -- servers, rights, connections ------------------------------------------------------------------

@@ -54,8 +54,9 @@ def to_postgres(
     Notes
     -----
     A row that violates a constraint, or has a value that does not fit its column, is refused: its
-    record becomes a dead letter with PostgreSQL's error, and the other rows are written. More than
-    10,000 such rows in a micro-batch end the query (`TooManyRefused`), and none of it is written.
+    record becomes a dead letter with PostgreSQL's error, and the other rows are written. A row may
+    refer to any row of its micro-batch that is written. More than 10,000 refused rows in a
+    micro-batch end the query (`TooManyRefused`), and none of it is written.
 
     If other rows can be written, a row is also refused in these cases: a trigger rejects it
     (``P0001`` or an SQLSTATE of yours) or fails for it; an extension raises an error for it; it

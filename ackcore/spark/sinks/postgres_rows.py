@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import psycopg
 import pyarrow as pa
@@ -45,6 +46,8 @@ _OF_SERVER = (
 )
 #: A text that a type cannot parse.
 _SYNTAX = "42601"
+#: SQLSTATEs that depend on other rows: a foreign key, a unique index, an exclusion constraint.
+_OF_OTHERS = ("23503", "23505", "23P01")
 #: The number of rows refused by suspect errors after which the search ends if no row was written.
 _HOPELESS = 64
 #: Class 22, but caused by the format in which ackcore sent the row.
@@ -56,6 +59,8 @@ _OF_TABLE = ("42501", "0A", "XX000")
 
 #: Batches of rows, each with the number of its first row, from 0.
 Chunks = Iterator[tuple[int, pa.RecordBatch]]
+#: The first row's number, the last one's plus 1, and a function that writes a range within.
+_Part: TypeAlias = tuple[int, int, Callable[[int, int], None]]
 
 
 class PostgresRows:
@@ -125,25 +130,33 @@ class PostgresRows:
 
         if self._try_write(lambda: send(_chunks_of(self._batch))) is None:
             return rows
-        for first, chunk in _chunks_of(self._batch):
 
-            def write(start: int, stop: int, first: int = first, chunk: Any = chunk) -> None:
-                send(iter([(start, chunk.slice(start - first, stop - start))]))
+        def parts() -> Iterator[_Part]:
+            for first, chunk in _chunks_of(self._batch):
 
-            self._bisect(first, first + len(chunk), write)
-            rows = first + len(chunk)
+                def write(start: int, stop: int, first: int = first, chunk: Any = chunk) -> None:
+                    send(iter([(start, chunk.slice(start - first, stop - start))]))
+
+                yield first, first + len(chunk), write
+
+        for start, stop, write in parts():
+            self._bisect(start, stop, write)
+            rows = stop
+        self._write_again(parts)
         return rows
 
     def _merge_all(self, rows: int) -> None:
         """Merge the temporary table into the table; ``rows``: the result of `_copy_all`."""
-        distinct, tail = self._by_keys() if self._keys else ("", f" ORDER BY {_ROW}")
+        own, order, on_conflict = self._by_keys() if self._keys else ("", _ROW, "")
+        distinct = f"DISTINCT ON ({own}) " if own else ""
         head = (
             f"INSERT INTO {self._table} ({self._named}) SELECT {distinct}{self._named}"
             f" FROM {_STAGE} WHERE {_ROW} BETWEEN "
         )
 
         def write(start: int, stop: int) -> None:
-            self._connection.execute(f"{head}{start} AND {stop - 1}{tail}")
+            until = f"{stop - 1} ORDER BY {order}{on_conflict}"
+            self._connection.execute(f"{head}{start} AND {until}")
 
         # Memory for the sort; a larger setting of the user is kept.
         self._connection.execute(
@@ -157,21 +170,35 @@ class PostgresRows:
         self._connection.execute(f"CREATE INDEX ON {_STAGE} ({_ROW})")
         self._connection.execute(f"ANALYZE {_STAGE}")
         self._bisect(0, rows, write, sorted(self._refused), error)
+        self._write_again(lambda: iter([(0, rows, write)]), own)
 
-    def _by_keys(self) -> tuple[str, str]:
-        """Return the DISTINCT and ON CONFLICT clauses that keep the last row of each key."""
+    def _by_keys(self) -> tuple[str, str, str]:
+        """Return the expressions of a row's key, an order, and the ON CONFLICT clause.
+
+        In this order, the last row of each key is the first one.
+        """
         keys = ", ".join(map(quoted, self._keys))
-        unlike = ""
+        own = keys
         indexes = unique_indexes(self._connection, self._table, self._keys)
         if any(may_be_null for may_be_null, _ in indexes) and not any(same for _, same in indexes):
             some = " OR ".join(f"{quoted(key)} IS NULL" for key in self._keys)
-            unlike = f", CASE WHEN {some} THEN {_ROW} END"
+            own += f", CASE WHEN {some} THEN {_ROW} END"
         others = [quoted(name) for name in self._names if name not in self._keys]
         sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
-        return f"DISTINCT ON ({keys}{unlike}) ", (
-            f" ORDER BY {keys}{unlike}, {_ROW} DESC ON CONFLICT ({keys}) DO "
-            f"{f'UPDATE SET {sets}' if sets else 'NOTHING'}"
+        do = f"UPDATE SET {sets}" if sets else "NOTHING"
+        return own, f"{own}, {_ROW} DESC", f" ON CONFLICT ({keys}) DO {do}"
+
+    def _next_of_keys(self, own: str) -> dict[int, int | None]:
+        """Return for each refused row the next row with its key, or None.
+
+        ``own``: the expressions of a row's key.
+        """
+        found = self._connection.execute(
+            f"SELECT {_ROW}, later FROM (SELECT {_ROW}, lead({_ROW}) OVER"
+            f" (PARTITION BY {own} ORDER BY {_ROW}) AS later FROM {_STAGE}) AS rows"
+            f" WHERE {_ROW} IN ({', '.join(map(str, self._refused))})"
         )
+        return dict(found.fetchall())
 
     def _try_write(self, write: Callable[[], None]) -> psycopg.Error | None:
         """Call ``write`` within a savepoint.
@@ -243,6 +270,34 @@ class PostgresRows:
             else:
                 middle = (start + stop) // 2
                 pending += [(middle, stop, None), (start, middle, None)]
+
+    def _write_again(self, parts: Callable[[], Iterator[_Part]], own: str = "") -> None:
+        """Write refused rows again, as long as one is written, if they may depend on other rows.
+
+        A row may refer to a row behind it, which was not written when this one was refused.
+        ``parts``: returns the parts with all rows. ``own``: the expressions of a row's key, if a
+        row replaces an earlier one with its key.
+        """
+        refused = self._refused
+        is_progress = any(map(_is_of_others, refused.values()))
+        later = self._next_of_keys(own) if own and is_progress else {}
+        while is_progress:
+            is_progress = False
+            for start, stop, write in parts():
+                of_others = (n for n, error in refused.items() if _is_of_others(error))
+                # The last one first: of rows that refer to the next one, all are written.
+                for row in sorted((n for n in of_others if start <= n < stop), reverse=True):
+                    replaced = later.get(row)
+                    while replaced in refused:
+                        replaced = later.get(replaced)
+                    again = partial(write, row, row + 1)
+                    if replaced is not None or self._try_write(again) is None:
+                        del refused[row]
+                        is_progress = True
+
+
+def _is_of_others(error: psycopg.Error) -> bool:
+    return error.sqlstate in _OF_OTHERS
 
 
 def _chunks_of(batch: SinkBatch) -> Chunks:
