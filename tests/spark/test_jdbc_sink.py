@@ -256,6 +256,21 @@ def test_rows_that_do_not_fit_are_refused_by_themselves(derby, spark, tmp_path):
     assert not derby.has_staging()
 
 
+@pytest.mark.parametrize("keys", [None, "id"])
+def test_rows_that_need_rows_behind_them_are_refused_only_without_these(derby, tmp_path, keys):
+    """One refers to the next, beside rows that are refused."""
+    derby.execute(
+        'CREATE TABLE words ("id" INT NOT NULL PRIMARY KEY, "parent" INT, "n" INT CHECK ("n" < 9))',
+        'ALTER TABLE words ADD FOREIGN KEY ("parent") REFERENCES words',
+    )
+    schema = pa.schema([(name, pa.int32()) for name in ("id", "parent", "n")])
+    rows = [(3, 2, 1), (2, 1, 1), (9, None, 9), (1, None, 1), (7, 8, 1), (6, 7, 1), (4, 1, 1)]
+    file = row_file(tmp_path, [(*row, None) for row in rows], schema=schema)
+    told = written_without_refused(derby.sink(keys=keys), derby.accepted([file]))
+    assert [place for _, place in told] == [2, 4, 5]
+    assert derby.rows("id") == [(1,), (2,), (3,), (4,)]
+
+
 def test_a_row_whose_time_is_too_far_for_microseconds_is_refused(derby, tmp_path):
     derby.execute('CREATE TABLE words ("n" INT, "at" TIMESTAMP)')
     schema = pa.schema([("n", pa.int32()), ("at", pa.timestamp("s"))])

@@ -33,7 +33,7 @@ from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.versions import JOB_ERRORS
 from ackcore.spark.sinks.columns import refuse_misfits, require_columns
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
-from ackcore.spark.sinks.rejects import check_refused
+from ackcore.spark.sinks.rejects import OF_OTHERS, check_refused
 from ackcore.spark.sinks.sink import Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
@@ -372,6 +372,7 @@ class JdbcTransaction:
             else:
                 middle = (start + stop) // 2
                 pending += [(middle, stop, None), (start, middle, None)]
+        self._move_again(wanted, keys, refused)
         if not refused:
             return
         of_null = any(why.sqlstate in _OF_NULL for why in refused.values())
@@ -380,6 +381,23 @@ class JdbcTransaction:
             raise error  # perhaps the table is at fault, and no row
         self.connection.rollback()
         raise self._batch.refuse(list(refused), list(refused.values()))
+
+    def _move_again(
+        self, wanted: dict[str, str], keys: list[str], refused: dict[int, JdbcError]
+    ) -> None:
+        """Move refused rows again, as long as one is moved, if they may depend on other rows.
+
+        A row may refer to a row behind it, which was not moved when this one was refused.
+        ``refused``: the errors by row number, from which the moved rows are deleted.
+        """
+        is_progress = True
+        while is_progress:
+            of_others = [n for n, why in refused.items() if why.sqlstate in OF_OTHERS]
+            # The last one first: of rows that refer to the next one, all are moved.
+            moved = [n for n in reversed(of_others) if not self._try_move(wanted, keys, n, n)]
+            for row in moved:
+                del refused[row]
+            is_progress = bool(moved)
 
     def _try_move(
         self, wanted: dict[str, str], keys: list[str], first: int, last: int

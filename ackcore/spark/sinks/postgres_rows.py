@@ -24,6 +24,7 @@ from ackcore.spark.sinks.postgres_catalog import (
     takes_copy,
     unique_indexes,
 )
+from ackcore.spark.sinks.rejects import OF_OTHERS
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import names_no_object
 
@@ -46,8 +47,6 @@ _OF_SERVER = (
 )
 #: A text that a type cannot parse.
 _SYNTAX = "42601"
-#: SQLSTATEs that depend on other rows: a foreign key, a unique index, an exclusion constraint.
-_OF_OTHERS = ("23503", "23505", "23P01")
 #: The number of rows refused by suspect errors after which the search ends if no row was written.
 _HOPELESS = 64
 #: Class 22, but caused by the format in which ackcore sent the row.
@@ -297,7 +296,7 @@ class PostgresRows:
 
 
 def _is_of_others(error: psycopg.Error) -> bool:
-    return error.sqlstate in _OF_OTHERS
+    return error.sqlstate in OF_OTHERS
 
 
 def _chunks_of(batch: SinkBatch) -> Chunks:

@@ -36,6 +36,10 @@ class InvalidRejects(TypeError, ValueError):
 #: some statements in a transaction, or some calls of the sink.
 MAX_REFUSED = 10_000
 
+#: SQLSTATEs of constraints that depend on other rows: foreign keys, unique indexes, exclusion
+#: constraints. MySQL, Oracle and others have one for all constraints.
+OF_OTHERS = ("23000", "23503", "23505", "23P01")
+
 
 class TooManyRefused(RuntimeError):
     """A sink refuses too many rows of a micro-batch.
