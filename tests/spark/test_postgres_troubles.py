@@ -26,7 +26,7 @@ from test_postgres_sink import TABLE, execute, words
 from ackcore.spark import SinkUnavailable, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks import postgres_rows, rejects
-from ackcore.spark.sinks.postgres_catalog import as_unavailable, connect
+from ackcore.spark.sinks.postgres_catalog import as_unavailable, connect, session_name
 from ackcore.spark.sinks.postgres_rows import PostgresRows
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
@@ -312,6 +312,27 @@ def test_a_server_that_vanishes_is_noticed_in_a_minute(postgres):
         found = connection.info.get_parameters()
     assert [found.get(name) for name in ("keepalives_idle", "keepalives_interval")] == ["7", "10"]
     assert [found.get(name) for name in ("keepalives_count", "tcp_user_timeout")] == ["3", "60000"]
+
+
+def test_a_new_driver_ends_only_connections_of_a_former_one(postgres, sink, files):
+    """Behind PgBouncer, a connection of another program may have the former driver's name."""
+    execute(postgres, TABLE, "CREATE TABLE other (n int)")
+    one = sink(postgres, keys="word")
+    one.write(accepted(files))
+    release_all(one)
+    with (
+        connect(postgres, session_name("abc", "count")) as idle,
+        connect(postgres, session_name("abc", "count")) as former,
+        connect(postgres, session_name("abc", "count")) as others,
+    ):
+        former.execute("BEGIN; SELECT * FROM ackcore_batches FOR UPDATE")
+        others.execute("BEGIN; INSERT INTO other VALUES (1)")
+        one.write(accepted(files, 1))
+        for ended in (idle, former):
+            with pytest.raises(errors.AdminShutdown):
+                ended.execute("SELECT 1")
+        others.execute("COMMIT")
+    assert execute(postgres, "SELECT n FROM other") == [(1,)]
 
 
 def test_no_range_of_rows_is_merged_a_second_time(postgres, sink, tmp_path):

@@ -108,12 +108,18 @@ def session_name(deployment: str, sink: str) -> str:
     return f"ackcore-{deployment}-{said}"[:63]
 
 
-def end_others(connection: Connection, name: str) -> None:
-    """End this user's other connections with an application name, because they may hold locks."""
+def end_others(connection: Connection, name: str, marker: str) -> None:
+    """End this user's other connections with an application name that are idle or lock a table.
+
+    ``marker``: the name of that table in SQL, in which a driver locks a row first. Others are left:
+    behind a pooler, a connection may keep the name while it is in a transaction of another program.
+    """
     connection.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
-        " AND usename = current_user AND datname = current_database() AND pid <> pg_backend_pid()",
-        [name],
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity a WHERE application_name = %s"
+        " AND usename = current_user AND datname = current_database() AND pid <> pg_backend_pid()"
+        " AND (state = 'idle' OR EXISTS (SELECT 1 FROM pg_locks WHERE pg_locks.pid = a.pid"
+        " AND relation = to_regclass(%s)))",
+        [name, marker],
     )
 
 

@@ -53,9 +53,9 @@ class PostgresSession:
         name = session_name(deployment, sink)
         self.connection = connection = connect(dsn, name)
         try:
-            end_others(connection, name)
             self.table = resolve(connection, target.table, f"sink {sink!r}")
             self.marker = marker_name(self.table[0], target.marker)
+            end_others(connection, name, self.marker)
             self._of = [deployment, sink, ".".join(self.table)]
             # Committed before any micro-batch, so that there is a row to lock.
             self.on_marker(
