@@ -444,6 +444,8 @@ def test_a_part_of_a_password_is_no_host(postgres):
         (errors.DeadlockDetected, "Let the other session lock the rows in the same order"),
         (errors.LockNotAvailable, "End the session that holds the lock"),
         (errors.QueryCanceled, "Set a longer statement_timeout"),
+        (errors.IdleInTransactionSessionTimeout, "Set a longer idle_in_transaction"),
+        (errors.ObjectNotInPrerequisiteState, "Change the table, the server or its settings, as"),
         (errors.CannotConnectNow, "Check that the server runs"),
     ],
 )

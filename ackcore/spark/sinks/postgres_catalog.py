@@ -160,11 +160,16 @@ def where(dsn: str) -> str:
     return " ".join(f"{name}={str(value).rpartition('@')[2]}" for name, value in shown.items())
 
 
-#: Advice by the beginning of an error's SQLSTATE; "" for a failed connection and all others.
+_CONNECTION = (
+    "Check that the server runs and can be reached from the driver, that the database exists, and "
+    "that the user may log in; a password may be in dsn or in ~/.pgpass"
+)
+#: Advice by the beginning of an error's SQLSTATE, which a failed connection does not have.
 _WAYS_OUT = {
+    "25P": "Set a longer idle_in_transaction_session_timeout in dsn's options",
     "25006": "Connect to a server that takes writes (target_session_attrs=read-write in dsn), and "
     "let this user write (default_transaction_read_only)",
-    "40P01": "Let the other session lock the rows in the same order, or write at another time",
+    "40": "Let the other session lock the rows in the same order, or write at another time",
     "42501": "Grant this user SELECT, INSERT and UPDATE on the table and on the marker table, and "
     "TEMPORARY on the database",
     "42": "Create or change the table, or have the bolt emit other columns",
@@ -174,8 +179,8 @@ _WAYS_OUT = {
     "statement",
     "53100": "Free space on the server",
     "53": "Give the server more of this resource",
-    "": "Check that the server runs and can be reached from the driver, that the database exists, "
-    "and that the user may log in; a password may be in dsn or in ~/.pgpass",
+    **dict.fromkeys(("08", "28", "3D", "57P"), _CONNECTION),
+    "": "Change the table, the server or its settings, as this error says",
 }
 
 
@@ -196,12 +201,10 @@ def as_unavailable(sink: str, table: str, shown: str) -> Iterator[None]:
         errors.UndefinedColumn,
         errors.InvalidSchemaName,
         errors.ReadOnlySqlTransaction,
+        errors.IdleInTransactionSessionTimeout,
     ) as error:
-        state = error.sqlstate or ""
-        way_out = next(
-            (text for start, text in _WAYS_OUT.items() if start and state.startswith(start)),
-            _WAYS_OUT[""],
-        )
+        state = error.sqlstate or "08"
+        way_out = next(text for start, text in _WAYS_OUT.items() if state.startswith(start))
         # It may be a part of the password: see `where`.
         said = re.sub(r"""[^\s'"(]*@""", "", str(error))
         at = shown or "the server that PGHOST and PGPORT name"
@@ -293,17 +296,28 @@ def resolve(connection: Connection, table: str, what: str) -> tuple[str, str]:
         raise ValueError(
             f"{what}: table {table} does not exist in database {connection.info.dbname!r} for user "
             f"{connection.info.user!r}; create it, or give its schema, as in shop.orders"
+            + ", or put its name in double quotes, as it has capitals"
+            * (table != table.lower())
         )
     return found
 
 
 def _find(connection: Connection, table: str) -> tuple[str, str] | None:
-    """Return schema and name of a table, or None if it does not exist."""
-    found = connection.execute(
-        "SELECT nspname, relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
-        " WHERE pg_class.oid = to_regclass(%s)",
-        [table],
-    ).fetchone()
+    """Return schema and name of a table, or None if it does not exist.
+
+    Raises ValueError if its name is none in SQL.
+    """
+    try:
+        found = connection.execute(
+            "SELECT nspname, relname FROM pg_class JOIN pg_namespace"
+            " ON pg_namespace.oid = relnamespace WHERE pg_class.oid = to_regclass(%s)",
+            [table],
+        ).fetchone()
+    except (errors.SyntaxError, errors.InvalidName) as error:
+        raise ValueError(
+            f"table and marker must be names of tables in SQL, such as shop.orders, got {table!r} "
+            f"({error.diag.message_primary}); put parts with other characters in double quotes"
+        ) from error
     return None if found is None else (found[0], found[1])
 
 
