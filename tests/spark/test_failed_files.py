@@ -28,7 +28,7 @@ from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.base.letter_columns import as_letters, letters_writer
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import TRACKING, FailedFile
-from ackcore.spark.checkpoint.dead_records import Dead, adopted
+from ackcore.spark.checkpoint.dead_records import Dead, recorded
 from ackcore.spark.checkpoint.shared_record import INDEX, SharedRecord
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters import compaction, store
@@ -500,7 +500,9 @@ def test_files_of_one_micro_batch_are_merged_together(anywhere, tmp_path, no_syn
             )
             for n in range(2)
         ]
-        letters.write(number, Dead({"lines": [adopted(part, cache, directory) for part in parts]}))
+        letters.write(
+            number, Dead({"lines": [recorded(part, "lines", cache, directory) for part in parts]})
+        )
     names = list(parts_in(letters.place.url))
     left = ["batch-8", "batch-8.3", "batch-9", "batch-9.3"]
     assert names == ["batches-0-3.1", "batches-4-7.1", *left]
@@ -520,7 +522,7 @@ def test_a_copy_of_letters_that_is_damaged_is_told(bucket, tmp_path, no_syncing,
         key, cache = state.deployment_key, state._cache
         letters = DeadLetters.checked(bucket, key, None, {"lines": SOURCE}, state.records)()
         path = in_run(wrote_letters(tmp_path, "dead-lines", records(0, 3)), state.runs.new(0))
-        dead = Dead({"lines": [adopted(path, cache, cache.prefix_of(0))]})
+        dead = Dead({"lines": [recorded(path, "lines", cache, cache.prefix_of(0))]})
         name = f"ackcore/state/{dead.parts['lines'][0].file}"
         data = objects.get(name).data
         objects.put(name, data[:-1])

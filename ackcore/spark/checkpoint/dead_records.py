@@ -109,20 +109,11 @@ class Dead(BySpout[DeadPart]):
         Tables are written, files of tasks are linked or copied, and recorded files stay. New names
         are durable after `TableCache.sync`. ``prefix``: the prefix of new files' names.
         """
-        found: dict[str, Any] = {}
         cache.adopt_all((part for some in self.parts.values() for part in some), prefix)
-        for spout, some in self.parts.items():
-            for part in some:
-                kept: DeadFile | DeadLettersFile
-                if isinstance(part, pa.Table):
-                    file = cache.write_table(prefix, f"dead-{spout}", part)
-                    kept = DeadFile(cache, file, len(part))
-                elif isinstance(part, FailedFile):
-                    kept = adopted(part, cache, prefix)
-                else:
-                    kept = part
-                found.setdefault(spout, []).append(kept.body())
-        return found
+        return {
+            spout: [recorded(part, spout, cache, prefix).body() for part in some]
+            for spout, some in self.parts.items()
+        }
 
     @property
     def files(self) -> set[str]:
@@ -165,8 +156,14 @@ def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> It
         yield from part.pieces(payload=payload, keep=keep)
 
 
-def adopted(part: FailedFile, cache: TableCache, prefix: str) -> DeadFile | DeadLettersFile:
-    """Link or copy a task's file into the checkpoint by `TableCache.adopt`; return the new part."""
+def recorded(
+    part: DeadPart, spout: str, cache: TableCache, prefix: str
+) -> DeadFile | DeadLettersFile:
+    """Put one part of a spout's dead records into a recorded file; see `Dead.write`."""
+    if isinstance(part, pa.Table):
+        return DeadFile(cache, cache.write_table(prefix, f"dead-{spout}", part), len(part))
+    if not isinstance(part, FailedFile):
+        return part
     file = cache.adopt(part, prefix)
     if part.dead:
         assert part.nbytes is not None
