@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -37,6 +37,8 @@ from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Spout
 from ackcore.topology.stage_layout import Layout
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -123,8 +125,13 @@ class Backlog(NamedTuple):
 
 
 class PlannedRows:
-    """The spouts whose rows a plan names; this base class has none."""
+    """The spouts whose rows a plan names; this base class has none.
 
+    A subclass has the spouts of one kind, or of several kinds in `parts`, whose results most
+    methods join.
+    """
+
+    parts: Sequence[PlannedRows] = ()
     #: Whether `close` was called.
     is_closed = False
 
@@ -135,18 +142,24 @@ class PlannedRows:
 
         ``number``: the micro-batch's number. ``parent``: the plan before it, or None.
         """
-        return {}
+        found: dict[str, Any] = {}
+        for part in self.parts:
+            found |= part.plan(number, parent)
+        return found
 
     def most_retries(self) -> int | None:
         """Return the most retries that leave a micro-batch room for new records; None: no limit."""
-        return None
+        limits = (part.most_retries() for part in self.parts)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
         """Return frames of the rows that a recorded plan names."""
-        return []
+        return [one for part in self.parts for one in part.inputs(plan)]
 
     def mended(self, plan: Plan) -> Plan:
         """Return the plan without lost rows, and with those of added spouts; or the same object."""
+        for part in self.parts:
+            plan = part.mended(plan)
         return plan
 
     def replaced(self, plan: Plan) -> str | None:
@@ -155,33 +168,36 @@ class PlannedRows:
         If a text is returned, the run does not count, and the micro-batch runs again. None may also
         mean that the source does not answer. Raises SourceError if changed rows end the query.
         """
-        return None
+        return _first(part.replaced(plan) for part in self.parts)
 
     def unread(self, error: Exception) -> str | None:
         """Return a text about the unread rows if a run failed only because of them, else None."""
-        return None
+        return _first(part.unread(error) for part in self.parts)
 
     def way_out(self, plan: Plan, said: str) -> str:
         """Return the end of an error message: how to continue without rows that cannot be read.
 
         It is "" if there is no way. ``said``: the error of reading them.
         """
-        return ""
+        return next(filter(None, (part.way_out(plan, said) for part in self.parts)), "")
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
         """Return the reason why the rows of a plan cannot be read now, or None if they can."""
-        return None
+        return _first(part.obstacle(plan) for part in self.parts)
 
     def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:
         """Return, by spout, the parts of its source with rows that a plan leaves for later."""
-        return {}
+        return {name: one for part in self.parts for name, one in part.backlogs(plan).items()}
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
         """Report the rows of a marked micro-batch to the sources; return lags in offsets by spout.
 
         It is called again for the last micro-batch after a restart.
         """
-        return {}
+        lag: dict[str, int] = {}
+        for part in self.parts:
+            lag |= part.done(plan, decision)
+        return lag
 
     # -- for the stream ---------------------------------------------------------------------------
 
@@ -197,7 +213,7 @@ class PlannedRows:
     @property
     def is_through(self) -> bool:
         """Whether a query that ends by itself, like `run_batch`, has taken all its rows."""
-        return True
+        return all(part.is_through for part in self.parts)
 
     @property
     def is_behind(self) -> bool:
@@ -214,6 +230,12 @@ class PlannedRows:
     def close(self) -> None:
         """Close the connections. Later requests fail."""
         self.is_closed = True
+        for part in self.parts:
+            part.close()
+
+
+def _first(found: Iterable[T | None]) -> T | None:
+    return next((one for one in found if one is not None), None)
 
 
 @dataclass(frozen=True)
