@@ -162,7 +162,8 @@ class FileReader:
         found = [name for name in self.schema.names if name in names]
         if not found:
             raise ValueError(
-                f"the file has none of the columns {listed(self.schema.names)}, but {listed(names)}"
+                f"the file has none of the columns {listed(self.schema.names)}, but "
+                f"{listed(names)}; correct the schema"
             )
         for name in found:
             if names.count(name) > 1:
