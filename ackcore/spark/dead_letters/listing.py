@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,9 +23,7 @@ from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letter_columns import as_written
 from ackcore.spark.base.schemas import LETTER, TIME
 from ackcore.spark.dead_letters.letter_files import (
-    Bools,
     LetterFile,
-    ObjectFile,
     batch_rows,
     read_letters,
     reading_letters,
@@ -33,8 +32,6 @@ from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_rows
 
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
-#: The columns that a filter compares.
-_LOOKED_AT = ("component", "error_type", "error_message", "last_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +88,19 @@ class LetterFilter:
         wanted &= ~gone
         if self.sent is not None:
             wanted &= (sent_rows(letters, spout, notes)[0] > 0) == self.sent
-        for name in _LOOKED_AT:
-            if wanted.any():
-                wanted &= self._holds(name, file.path)
+        for name, value, holds in (
+            ("component", self.component, pc.equal),
+            ("error_type", self.error_type, pc.equal),
+            ("error_message", self.message, partial(pc.match_substring, ignore_case=True)),
+            ("last_ms", self.since_ms, pc.greater_equal),
+            ("last_ms", self.until_ms, pc.less),
+        ):
+            if value is not None and wanted.any():
+                column = read_letters(file.path, [name])[name]
+                if name == "last_ms":
+                    column = column.cast(TIME).cast(pa.int64())
+                wanted &= np.asarray(holds(column, value).fill_null(False).to_numpy(), np.bool_)
         return np.flatnonzero(wanted)
-
-    def _holds(self, name: str, path: ObjectFile) -> Bools | bool:
-        column: Any
-        if name == "last_ms":
-            if self.since_ms is None and self.until_ms is None:
-                return True
-            column = read_letters(path, [name])[name].cast(TIME).cast(pa.int64()).to_numpy()
-            since = -(2**63) if self.since_ms is None else self.since_ms
-            until = 2**63 - 1 if self.until_ms is None else self.until_ms
-            mask: Bools = (column >= since) & (column < until)
-            return mask
-        value = self.message if name == "error_message" else getattr(self, name)
-        if value is None:
-            return True
-        column = read_letters(path, [name])[name]
-        if name == "error_message":
-            found = pc.match_substring(column, value, ignore_case=True)
-        else:
-            found = pc.equal(column, value)
-        return np.asarray(found.fill_null(False).to_numpy(), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,32 +194,25 @@ def _letters(
         return
     letters = batch_rows(file.path)
     times, newest = sent_rows(letters, spout, notes)
-    for row, one in _values(file.path, rows[::-1], payload, binary):
-        number = one.pop("batch_id")
-        by = int(newest[row])
-        yield Letter(
-            LetterId(spout, number, letters.position(row)),
-            **one,
-            sent=int(times[row]),
-            request=None if by < 0 else notes[by].request,
-        )
-
-
-def _values(
-    path: ObjectFile, rows: Int64s, payload: bool, binary: Callable[[bytes], str]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each row's number and its values by column. ``rows`` is in descending order."""
     columns = [*LETTER.names, "payload"] if payload else LETTER.names
-    with reading_letters(path) as file:
-        end = file.metadata.num_rows
-        for group in reversed(range(file.num_row_groups)):
-            start = end - file.metadata.row_group(group).num_rows
-            here = rows[(rows >= start) & (rows < end)]
-            if len(here):
-                table = file.read_row_group(group, columns=columns).take(pa.array(here - start))
-                table = as_written(file, table)
-                yield from zip(here.tolist(), _told(table, binary), strict=True)
+    with reading_letters(file.path) as opened:
+        end = opened.metadata.num_rows
+        for group in reversed(range(opened.num_row_groups)):
+            start = end - opened.metadata.row_group(group).num_rows
+            here = rows[(rows >= start) & (rows < end)][::-1]
             end = start
+            if not len(here):
+                continue
+            table = opened.read_row_group(group, columns=columns).take(pa.array(here - start))
+            values = _told(as_written(opened, table), binary)
+            for row, one in zip(here.tolist(), values, strict=True):
+                by = int(newest[row])
+                yield Letter(
+                    LetterId(spout, one.pop("batch_id"), letters.position(row)),
+                    **one,
+                    sent=int(times[row]),
+                    request=None if by < 0 else notes[by].request,
+                )
 
 
 def _told(table: pa.Table, binary: Callable[[bytes], str]) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ import os
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,12 +36,10 @@ from ackcore.spark.dead_letters.checkpoints import (
     store_of,
 )
 from ackcore.spark.dead_letters.letter_files import (
-    ATTEMPTS,
     BatchRows,
     Bools,
     LetterFile,
     ObjectFile,
-    batch_rows,
     read_letters,
     read_parts,
     read_schema,
@@ -53,7 +51,7 @@ from ackcore.spark.dead_letters.notes import (
     add_places,
     again_if_noted,
     counts_by_spout,
-    dropped_rows,
+    gone_rows,
     note_time,
     notes_of,
     sent_rows,
@@ -197,7 +195,6 @@ def _replay(
             matching = reading.matching_rows(spark, kinds, notes, where)
         else:
             reading.check_condition(spark, store, spout, where)
-    counting = [note for note in notes if note.dropped or not again]
     rows: dict[str, dict[str, list[list[int]]]] = {}
     wanted: dict[str, list[_Chosen]] = {}
     left_out: Counter[str] = Counter()
@@ -209,7 +206,7 @@ def _replay(
             some = matching.get(file.path, np.empty(0, np.int64))
         if some is not None and not len(some):
             continue
-        one, batches, often = _choose(file, each, some, counting, notes, bound)
+        one, batches, often = _choose(file, each, some, notes, again, bound)
         if often:
             left_out[each] += often
         if len(one.times):
@@ -244,24 +241,24 @@ def _choose(
     file: LetterFile,
     spout: str,
     chosen: Int64s | None,
-    counting: Iterable[Note],
     notes: Sequence[Note],
+    again: bool,
     bound: int,
 ) -> tuple[_Chosen, BatchRows, int]:
     """Return the letters of a file to send, its rows, and the number of letters sent too often.
 
-    ``chosen``: the selected rows, by row number; None for all. ``counting``: the notes of letters
-    to skip, because they were sent or dropped already. ``notes``: all notes, for the number of
-    times that letters were sent. ``bound``: the maximum number of replays of a record.
+    ``chosen``: the selected rows, by row number; None for all. ``notes``: all notes of the store.
+    ``again``: whether to send also letters that were sent before. ``bound``: the maximum number of
+    replays of a record.
     """
-    letters = read_letters(file.path, ["batch_id", ATTEMPTS, "component", "error_type", "replays"])
-    rows = batch_rows(file.path, letters["batch_id"].to_numpy())
-    wanted = np.ones(len(rows), np.bool_)
+    rows, gone = gone_rows(file.path, spout, notes)
+    sent, _ = sent_rows(rows, spout, notes)
+    wanted = ~gone
     if chosen is not None:
-        wanted[:] = False
-        wanted[chosen] = True
-    wanted &= sent_rows(rows, spout, counting)[0] == 0
-    wanted &= ~dropped_rows(rows, spout, counting) & letters[ATTEMPTS].is_valid().to_numpy()
+        wanted &= np.isin(np.arange(len(rows)), chosen)
+    if not again:
+        wanted &= sent == 0
+    letters = read_letters(file.path, ["component", "error_type", "replays"])
     # The spout itself failed, not a bolt: these offsets were not read.
     unread = pc.and_(
         pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(UNREAD))
@@ -270,7 +267,7 @@ def _choose(
     if not wanted.any():
         return _Chosen(file, wanted, np.empty(0, np.int64)), rows, 0
     replays = letters["replays"].fill_null(0).to_numpy()  # null in emptied rows
-    times = replays + sent_rows(rows, spout, notes)[0]
+    times = replays + sent
     often = wanted & (times >= bound)
     wanted &= ~often
     return _Chosen(file, wanted, times[wanted] + 1), rows, int(np.count_nonzero(often))
