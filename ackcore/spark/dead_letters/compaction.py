@@ -24,8 +24,8 @@ from ackcore.spark.dead_letters.letter_files import (
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of
 
-#: Fewest and most files of adjacent micro-batches, merged equally often, that one merge takes:
-#: with d deaths there are some 16 log d files, and each letter is written log d times.
+#: Fewest and most neighbours that one merge takes. A neighbour is a merged file, or all files of a
+#: micro-batch. With d deaths there are some 16 log d files, and each letter is written log d times.
 _FEWEST, _MOST = 16, 256
 #: Largest size of a merged file, in bytes.
 _BYTES = 1 << 28
@@ -45,10 +45,11 @@ class Compaction:
         self._seen: set[str] = set()
 
     def compact(self, store: Letters, spout: str, older: list[LetterFile]) -> None:
-        """Merge adjacent files of a spout if 16 or more of them are alike.
+        """Merge one run of adjacent files of a spout, if there is a run that `_run` accepts.
 
         Before each merge, and at a spout's first call, files that were merged over an hour ago are
-        deleted. ``older``: the spout's files without the last one, which may be written again.
+        deleted. ``older``: the spout's files without those of the last micro-batch, which may be
+        written again.
         """
         run = self._run(older)
         for file in [file for file in self._schemas if _spout_of(file.path) == spout]:
@@ -63,9 +64,10 @@ class Compaction:
             store.merge(spout, run, lambda file: write_letters(file, schema, letters))
 
     def _run(self, files: list[LetterFile]) -> list[LetterFile] | None:
-        """Return adjacent files that were merged equally often and have the same columns, or None.
+        """Return the files of the first 16 or more neighbours that are alike, or None.
 
-        The result has all files of a micro-batch or none of them.
+        Alike files were merged equally often and have the same columns, and have at most 256 MiB
+        together. The result has all files of a micro-batch or none of them.
         """
         for _, level in groupby(files, key=lambda file: file.level):
             neighbours = [tuple(some) for _, some in groupby(level, key=lambda file: file.first)]

@@ -39,7 +39,7 @@ from ackcore.spark.dead_letters.notes import (
     notes_of,
 )
 
-#: Passes over the files.
+#: Most passes over a spout's files, while a driver merges files that are not rewritten yet.
 _PASSES = 3
 
 

@@ -68,7 +68,10 @@ class Objects:
         return data
 
     def keep(self, key: str, data: pa.Buffer) -> None:
-        """Keep the bytes of a verified object in the cache; drop the oldest beyond 32 MiB."""
+        """Put an object's verified bytes into the cache, and drop others while it has over 32 MiB.
+
+        The least recently read ones are dropped first.
+        """
         with self._lock:
             self._kept[key] = data
             while len(self._kept) > 1 and sum(it.size for it in self._kept.values()) > _KEPT_BYTES:

@@ -387,7 +387,10 @@ class Letters:
             self._delete({put["object"], merged["object"]})
 
     def remove_merged(self, spout: str, until_ms: float = math.inf) -> None:
-        """Delete files that were merged into others before a time, in ms since 1970; else all."""
+        """Delete files that were merged into others before ``until_ms``, in ms since 1970.
+
+        By default all of them are deleted.
+        """
         log = _of_spout(self._index.read(), spout)["merged"]
         old = [each for each in log if each["at_ms"] < until_ms]
         if not old:
@@ -424,8 +427,8 @@ class Letters:
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> None:
         """Replace a file by one with as many rows and a new key, and delete the former file.
 
-        Nothing changes if the index no longer names the file. Tried up to 10 times if drivers open
-        the store meanwhile.
+        Nothing changes if the index no longer names the file, or if drivers open the store during
+        each of 10 attempts.
         """
         key, done = file.path.key, False
         was = {"written": file.path.digest}

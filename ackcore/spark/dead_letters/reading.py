@@ -132,7 +132,7 @@ def _united(session: SparkSession, frames: list[DataFrame], payload: T.DataType)
 def session_of(spark: SparkSession | None) -> SparkSession:
     """Return the given session, or by default the active one, or else the last one created.
 
-    Raises ValueError if there is no such session.
+    Raises ValueError if there is no such session or it was stopped, TypeError for another object.
     """
     try:
         found = spark or SparkSession.active()

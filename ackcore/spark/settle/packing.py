@@ -72,7 +72,7 @@ class Packer:
         self._reason_rows = 0
 
     def add(self, events: Events) -> Batches:
-        """Add messages; yield batches of blobs whenever `CHUNK_ROWS` messages are buffered."""
+        """Buffer messages; fold or pack them per `CHUNK_ROWS`, and yield the batches of blobs."""
         if self._buffer is None:
             self._buffer = _EventBuffer(self._timed)
         while len(events.root_ids):

@@ -408,7 +408,10 @@ def _check_schema(path: str, schema: pa.Schema) -> list[str]:
     for name, expected in EVENT_TYPES.items():
         fields = [field for field in schema if field.name == name]
         if len(fields) > 1:
-            raise ValueError(f"{path} has {len(fields)} columns {name}; it must have one")
+            raise ValueError(
+                f"{path} has {len(fields)} columns {name}; write it with one, and other names for "
+                "the rest"
+            )
         if not fields:
             if name not in ("ts_ms", "reason"):
                 raise ValueError(

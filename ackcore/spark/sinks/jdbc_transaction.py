@@ -90,8 +90,9 @@ def match_columns(
 ) -> dict[str, str]:
     """Return for each of the stream's columns the name of the table's column.
 
-    The case of letters may differ if no column has the exact name. Raises ValueError if the table
-    lacks a column. ``names``, ``columns``: the columns of the stream and of the table.
+    If no column has the exact name, one that differs only in case is taken, if it is the only one.
+    Raises ValueError if the table lacks a column. ``names``, ``columns``: the columns of the stream
+    and of the table.
     """
     found = {}
     for name in names:

@@ -128,7 +128,10 @@ class HdfsStore(FileSystemStore):
         return self._read(file)[1]
 
     def read(self, key: str) -> pa.Buffer | None:
-        """Return an object of `put` or `put_file`, mapped if possible; None if there is none."""
+        """Return an object of `put` or `put_file`; None if there is none.
+
+        An object of over 32 MiB is first copied to a temporary file, which is mapped.
+        """
         try:
             size, data = self._read(checked_key(key), 0, PIECE_BYTES)
             if size <= PIECE_BYTES:

@@ -44,7 +44,8 @@ class StoreUnavailable(StateError):
 class Stored(NamedTuple):
     """An object's bytes, and its version for `Store.replace`.
 
-    Other bytes have another version; on a file system only until the object is deleted.
+    Other bytes have another version. On a file system, an object that was deleted and is put again
+    may get a version that it had before.
     """
 
     data: bytes

@@ -116,9 +116,10 @@ class LocalStore(FileSystemStore):
             sync_directory(target.parent)
 
     def link(self, source: Path, key: str, *, named: bool = True) -> int:
-        """Link or copy a file that is never written again as an object; return its size in bytes.
+        """Link a finished file as an object, in place of one there; return its size in bytes.
 
-        With ``named=False`` the name is durable only after the next `sync`.
+        The file is copied where links are impossible. With ``named=False`` the name of a link is
+        durable only after the next `sync`.
         """
         target = self.path(key)
         _in_directory(target, lambda: link_file(source, target, named=named))

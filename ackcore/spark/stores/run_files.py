@@ -174,7 +174,7 @@ def is_beside(place: Place, store: Store) -> bool:
 
 
 def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) -> int:
-    """Link or copy a task's file to an object of a store; return its size in bytes.
+    """Link or copy a task's file to an object, in place of one there; return its size in bytes.
 
     On a file system it is linked. In a bucket the server copies it, in HDFS this process does.
     Raises StateError if the file no longer exists.
