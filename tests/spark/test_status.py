@@ -149,15 +149,15 @@ def test_what_is_pruned_meanwhile_is_read_again(tmp_path, monkeypatch):
     world = World(tmp_path, behaves=fails(*"abcdef"))
     world.process(0, ["a"])
     left = [1, 2, 3]
-    decision = statuses._decision
+    state = statuses._state
 
     def later(*args):
         while left:  # the names were read, and now they are of long ago
             world.now_ms += 400_000
             world.process(left.pop(0), ["b"])
-        return decision(*args)
+        return state(*args)
 
-    monkeypatch.setattr(statuses, "_decision", later)
+    monkeypatch.setattr(statuses, "_state", later)
     status = read_status(tmp_path)
     assert status.last_done == 3
     assert status.counts.batches == 4

@@ -20,10 +20,8 @@ from ackcore.spark.base.lock import Holder
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, MESSAGE_ID, REASON
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
-from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.checkpoint.skips import Skip, skips_in
-from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.dead_letters.checkpoints import CheckpointView, checkpoint_at, opened_checkpoint
 from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.inspect.reason_counts import (
@@ -206,18 +204,14 @@ def steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T
 
 def _names(checkpoint: CheckpointView) -> list[list[int]]:
     records = checkpoint.records()
-    found = [records.numbers(".plan"), records.numbers(".done")]
-    return [*found, records.numbers(".decision")]
+    return [records.numbers(ending) for ending in (".plan", ".done", ".decision")]
 
 
 def _read(checkpoint: CheckpointView, now_ms: int, batches: int) -> dict[str, Any]:
     meta, records = checkpoint.meta(), checkpoint.records()
     assert meta is not None
-    plans, dones, _ = _names(checkpoint)
-    last_done = max(dones, default=None)
-    cache = checkpoint.tables(check=False)
-    done = None if last_done is None else _decision(records, cache, last_done)
-    bodies = [records.read(f"batches/{number}.plan") for number in plans]
+    last_done, done, under_way = _state(checkpoint)
+    bodies = [records.read(f"batches/{number}.plan") for number in records.numbers(".plan")]
     taken = {name for body in bodies if body is not None for name in Plan.of(body).replays}
     requested = [name for name in checkpoint.letters().requested() if name not in taken]
     logged = _logged(checkpoint, max(1, batches))
@@ -230,7 +224,7 @@ def _read(checkpoint: CheckpointView, now_ms: int, batches: int) -> dict[str, An
         "epoch": checkpoint.epoch(),
         "counts": Counts() if done is None else Counts.from_json(done.totals),
         "last_done": last_done,
-        "under_way": _under_way(records, max(plans, default=-1), last_done),
+        "under_way": under_way,
         "waiting": WaitingCounts() if done is None else count_waiting(done.waiting, now_ms),
         "requests": len(requested),
         "batches": logged[-batches:] if batches else (),
@@ -241,40 +235,39 @@ def _read(checkpoint: CheckpointView, now_ms: int, batches: int) -> dict[str, An
 
 
 def _read_activity(checkpoint: CheckpointView, now_ms: int) -> Activity | None:
-    records = checkpoint.records()
+    _, done, under_way = _state(checkpoint)
+    if done is None:
+        return None if under_way is None else Activity(now_ms, under_way, 0, None)
+    return Activity(now_ms, under_way, done.waiting.rows(), done.waiting.next_due_ms)
+
+
+def _state(
+    checkpoint: CheckpointView, *, check: bool = False
+) -> tuple[int | None, BatchDecision | None, UnderWay | None]:
+    """Return number and decision of the last finished micro-batch, and the unfinished one, if any.
+
+    ``check``: whether to check the lengths and checksums of the decision's files.
+    """
+    records, cache = checkpoint.records(), checkpoint.tables(check=check)
     plans, dones, _ = _names(checkpoint)
-    if not plans:
-        return None
-    last_done = max(dones, default=None)
-    cache = checkpoint.tables(check=False)
-    waiting = None if last_done is None else _decision(records, cache, last_done).waiting
-    return Activity(
-        now_ms,
-        _under_way(records, max(plans), last_done),
-        0 if waiting is None else waiting.rows(),
-        None if waiting is None else waiting.next_due_ms,
-    )
-
-
-def _decision(records: Records, cache: TableCache, number: int) -> BatchDecision:
-    body = records.read(f"batches/{number}.decision")
-    if body is None:
-        raise StateError(
-            f"{records.entry(f'batches/{number}.decision')} is missing, though "
-            f"micro-batch {number} is done. Restore the checkpoint from a backup"
-        )
-    return Refusals(records, cache).amended(BatchDecision.of(cache, body))
-
-
-def _under_way(records: Records, number: int, last_done: int | None) -> UnderWay | None:
-    if number == (-1 if last_done is None else last_done):
-        return None
-    body = records.read(f"batches/{number}.plan")
-    if body is None:
-        return None
+    last_done, decision = max(dones, default=None), None
+    if last_done is not None:
+        name = f"batches/{last_done}.decision"
+        body = records.read(name)
+        if body is None:
+            raise StateError(
+                f"{records.entry(name)} is missing, though micro-batch {last_done} is done. "
+                "Restore the checkpoint from a backup"
+            )
+        decision = Refusals(records, cache).amended(BatchDecision.of(cache, body))
+    number = max(plans, default=last_done)
+    body = None if number == last_done else records.read(f"batches/{number}.plan")
+    if number is None or body is None:
+        return last_done, decision, None
     plan = Plan.of(body)
     decided = records.read(f"batches/{number}.decision") is not None
-    return UnderWay(number, plan.now_ms, plan.due, decided, plan.crashes, plan.max_retries)
+    under_way = UnderWay(number, plan.now_ms, plan.due, decided, plan.crashes, plan.max_retries)
+    return last_done, decision, under_way
 
 
 # ------------------------------------------------------------------------------- waiting records
@@ -376,12 +369,10 @@ def _find_waiting(
 
     The third value is the number of the unfinished micro-batch that retries the record, or None.
     """
-    records = checkpoint.records()
-    plans, dones, _ = _names(checkpoint)
-    last_done = max(dones, default=None)
-    if last_done is None:
+    _, done, way = _state(checkpoint, check=True)
+    if done is None:
         return None
-    waiting = _decision(records, checkpoint.tables(check=True), last_done).waiting
+    waiting = done.waiting
 
     def named(table: pa.Table) -> pa.Table:
         return table.filter(pc.equal(table[MESSAGE_ID], message_id))
@@ -390,7 +381,6 @@ def _find_waiting(
         for table in waiting.tables(name):
             columns = table.select([MESSAGE_ID, ATTEMPT, DUE_MS, FIRST_MS, REASON])
             for row in named(columns).slice(0, 1).to_pylist():
-                way = _under_way(records, max(plans, default=-1), last_done)
                 if way is None or way.decided:
                     return name, row, None
                 taken = waiting.taken_ids(way.planned_ms, way.max_retries)
