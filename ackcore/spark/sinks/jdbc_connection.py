@@ -73,7 +73,10 @@ class Server:
         self.properties = dict(properties)
 
     def shown(self) -> str:
-        """Return the URL without login and parameters; only its scheme if these have an ``@``."""
+        """Return the URL without login and parameters.
+
+        Return only the scheme if each ``@`` is behind a ``?`` or ``;``, which may be in a password.
+        """
         start = _START.match(self.url)
         scheme = start[0] if start else ""
         main = re.split(r"[;?]", self.url[len(scheme) :], maxsplit=1)[0]
@@ -199,7 +202,7 @@ class JdbcConnection:
         return bool(about.supportsSavepoints())
 
     def close(self) -> None:
-        """Roll back uncommitted changes and disconnect."""
+        """Roll back uncommitted changes and disconnect; errors of the database are ignored."""
         with contextlib.suppress(Py4JJavaError):
             # Some drivers commit, and some refuse to close within a transaction.
             self._connection.rollback()

@@ -399,8 +399,9 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     ) -> Iterator[tuple[Refused, int]]:
         """Send the chosen rows one by one; yield refused rows with the sizes of their messages.
 
-        ``refused``: records the refused messages. ``taken``: receives the size of the largest
-        accepted message, by hash of key and value.
+        The transactions are never committed. Raises SinkRejects if the topic refuses messages
+        without a key, DeliveryError for other failures. ``refused``: records the refused messages.
+        ``taken``: receives the size of the largest accepted message, by hash of key and value.
         """
         known = sum(len(file.refused) for file in batch.files)
         live = None

@@ -77,7 +77,7 @@ class PostgresSession:
         return self.connection.execute(statement, [*values, *self._of])
 
     def is_sound(self) -> bool:
-        """Return whether the server answers over the connection. It does not after its restart."""
+        """Return whether the server answers over the connection; False once it has restarted."""
         try:
             self.connection.execute("SELECT 1")
         except psycopg.Error:

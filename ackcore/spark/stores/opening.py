@@ -47,8 +47,9 @@ def is_bucket(path: str | os.PathLike[str]) -> bool:
 def store_url(url: str, argument: str) -> str:
     """Return a bucket's URL with ``s3`` for ``s3a``, ``abfss`` for ``abfs``, and single slashes.
 
-    Raises ValueError if ``url`` is not the URL of a bucket, names no path in it, or may hold a
-    secret. ``argument``: the name of the user's argument, for the message.
+    Raises ValueError if ``url`` is not the URL of a bucket, may hold a secret, or names no path in
+    it or one with ``.``, ``..`` or control characters. ``argument``: the name of the user's
+    argument, for the message.
     """
     found = _URL.match(url)
     if found is None or found[1].lower() not in _BUCKETS:
