@@ -63,7 +63,11 @@ def trailer_problems(
     ]
     firsts = sorted(partition for level, partition in ended if level == 1)
     if firsts != list(range(len(firsts))):
-        problems.append(f"only the partitions {firsts} of the spout stage ended")
+        missing = sorted({*range(firsts[-1])} - {*firsts})
+        problems.append(
+            f"{counted(len(missing), 'partition')} of the spout stage did not end, first partition "
+            f"{missing[0]}"
+        )
     if not layout.settles:
         return problems
     fingerprints: dict[int, set[int]] = defaultdict(set)
