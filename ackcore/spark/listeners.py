@@ -47,7 +47,7 @@ class QueryListener:
     def on_batch_start(self, batch_id: int) -> None:
         """Called when a stream begins or repeats a micro-batch; `run_batch` does not call it.
 
-        If `on_progress` is not called for a long time, the micro-batch hangs.
+        If `on_progress` is not called for a long time, the micro-batch may hang.
         """
 
     def on_progress(self, progress: Progress, counts: Counts) -> None:

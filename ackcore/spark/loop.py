@@ -127,7 +127,7 @@ class LoopStream(Stream):
 class Work(Protocol):
     """The reasons for a micro-batch apart from new rows, which `Pacing` reads.
 
-    `LoopStream` and the heartbeat have these methods.
+    `LoopStream` and `Pacemaker` have these methods.
     """
 
     def is_unfinished(self) -> bool:

@@ -165,8 +165,8 @@ class PlannedRows:
     def replaced(self, plan: Plan) -> str | None:
         """Return a text about rows that were replaced since the plan was made, or None.
 
-        If a text is returned, the run does not count, and the micro-batch runs again. None may also
-        mean that the source does not answer. Raises SourceError if changed rows end the query.
+        If a text is returned, the run is not accepted, and the micro-batch runs again. None may
+        also mean that the source does not answer. Raises SourceError if changed rows end the query.
         """
         return _first(part.replaced(plan) for part in self.parts)
 

@@ -75,7 +75,10 @@ def called_as(partition: int, attempt: int) -> Iterator[None]:
 
 
 def attempt_at(level: int) -> TaskAttempt:
-    """Return the attempt of stage ``level`` that runs here, by `called_as` or Spark's context."""
+    """Return the attempt of stage ``level`` that runs here, by `called_as` or Spark's context.
+
+    On Spark, the first call in a worker excludes the modules from garbage collection.
+    """
     called_as = _CALLED_AS.get()
     if called_as is not None:
         return TaskAttempt(level, *called_as)
@@ -105,8 +108,8 @@ class Task:
     Attributes: ``bolts``: the bolts that process the rows. ``chunks``: the chunks of input that
     rows are anchored to. ``ledger_rows``: the collector of acks and failures. ``outbox``: the rows
     that the task sends. ``tracer``: the collector of traces, or None. ``spilled``: by spout, the
-    file of rows that its source may not return again. ``kept``: the files with copies of all new
-    rows of the task: spout, path, number of rows and of bytes.
+    file of rows that its source may not return again. ``kept``: if the task has few new
+    rows, the files with copies of them: spout, path, number of rows and of bytes.
     """
 
     def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
@@ -122,8 +125,7 @@ class Task:
         if spec.rules is not None and attempt.level == 1:
             for name, end in (("failed", ""), ("named", "-named")):
                 file = f"{attempt.partition}{end}"
-                judge = FailedInRun(spec.work, file, spec.rules, spec.number)
-                self._judges[name] = judge
+                self._judges[name] = FailedInRun(spec.work, file, spec.rules, spec.number)
         self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox, bool(self._judges))
         alone = {root: n - 1 for root, n in Counter(spec.suspects).items()}
         self._isolation = AttemptIsolation(
