@@ -356,6 +356,14 @@ def test_a_consumer_that_hears_nothing_at_all_is_noticed(simulate):
     assert any("lacks the end of what some tasks sent" in problem for problem in done.problems)
 
 
+def test_a_partition_of_the_spout_stage_that_did_not_end_is_named(simulate):
+    simulation = simulate(words())
+    _, second = simulation.first(list(range(40)))
+    done = simulation.rest([second], np.random.default_rng(1))
+    said = "1 partition of the spout stage did not end; the first is partition 0"
+    assert said in done.problems
+
+
 class Hold(RowBranch):
     """Emits and acks everything in flush."""
 

@@ -65,8 +65,8 @@ def trailer_problems(
     if firsts != list(range(len(firsts))):
         missing = sorted({*range(firsts[-1])} - {*firsts})
         problems.append(
-            f"{counted(len(missing), 'partition')} of the spout stage did not end, first partition "
-            f"{missing[0]}"
+            f"{counted(len(missing), 'partition')} of the spout stage did not end; the first is "
+            f"partition {missing[0]}"
         )
     if not layout.settles:
         return problems
