@@ -251,9 +251,10 @@ class Quiet:
 
 @contextmanager
 def _shown(checkpoint: str, spark: SparkSession, as_json: bool) -> Iterator[None]:
-    """A context in which a thread prints finished micro-batches, and what the run does now.
+    """A context in which a thread prints each micro-batch that has finished.
 
-    It reads both from the checkpoint, twice a second.
+    Without ``as_json`` it also shows what the run does now. It reads both from the checkpoint,
+    twice a second, and once more at the end of the context.
     """
     done = Event()
 

@@ -397,7 +397,7 @@ class TableReader:
         return rows_in(self.shape, parts, hashes).take(pa.array(np.argsort(order)))
 
     def _sessions(self, keys: Sequence[pa.Array], hashes: UInt64s) -> pa.Table:
-        """Return the stored row of each key of a table with sessions; null if it has none.
+        """Return the stored row of each key of a table with sessions, or a row of nulls.
 
         ``keys``, ``hashes``: the columns of the sought keys, and their hashes. All sessions with
         one of these hashes are read.

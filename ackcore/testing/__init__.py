@@ -45,8 +45,8 @@ def run(
         `ackcore.kafka.KafkaSpout`, whose brokers are not contacted, or a DataFrame, of which only
         the columns are used.  Its sinks are not called: the result has their rows.
     rows : mapping from str to sequence of dict or tuple, or pyarrow.Table
-        The records of each spout, in the columns of its source.  Those of a `KafkaSpout` need only
-        a ``value``; defaults are used for the rest.
+        The records of each spout, in the columns of its source; columns that a dict lacks are null.
+        Those of a `KafkaSpout` need only a ``value``; defaults are used for the rest.
     tasks : int, default 2
         The number of tasks that read each spout, and that run the bolts after an exchange.
     kills : mapping from str to int, ints or callable, optional

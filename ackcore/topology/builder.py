@@ -442,7 +442,8 @@ class TopologyBuilder:
     def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
         """Check all declarations, and return the topology.
 
-        Later changes of a bolt's class, such as another ``limit``, have no effect.
+        Numbers and limits that are attributes of a bolt's class are copied to the bolt, so that
+        later changes of the class do not affect them.
 
         Parameters
         ----------

@@ -132,7 +132,10 @@ class Answers:
         self._repeats = Counter[bytes]()
 
     def key_of(self, one: Tuple) -> bytes:
-        """Return the key of an input. Call it once per input: equal inputs have different keys."""
+        """Return the key of an input, the same in every run of the task. Call it once per input.
+
+        Equal inputs have different keys: that of the n-th one depends on n.
+        """
         origin = (one.component, one.stream, one.stable_id, one.attempt)
         text = f"{origin!r}{one.values!r}".encode("utf-8", "surrogatepass")
         key = _digest(text)

@@ -78,7 +78,10 @@ class Declared(NamedTuple):
 def problems(
     declared: Declared, closed: Sequence[Spout], broken: set[str], reject: Sequence[type[Exception]]
 ) -> Iterator[str]:
-    """Yield all problems of a topology, except those of the keys and values of tables.
+    """Yield the problems of a topology.
+
+    Other functions find those of expectations, of the keys, values and windows of tables, and of
+    the sinks of changes and closed windows.
 
     ``closed``: the spouts of closed windows. ``broken``: the names of the bolts whose ``outputs``
     have a problem, so that their streams are unknown. ``reject``: the setting of this name.
@@ -300,7 +303,7 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _exception_lists(bolt: BoltSpec) -> Iterator[str]:
-    """Yield a problem if `reject` or `retry_on` of a bolt is not a list of exception classes."""
+    """Yield a problem if a bolt's `reject` or `retry_on` has the wrong type or a wrong item."""
     for name in ("reject", "retry_on"):
         given = getattr(bolt.component, name)
         try:
@@ -339,7 +342,10 @@ def _calls(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _methods(bolt: BoltSpec) -> Iterator[str]:
-    """Yield the problems of a bolt's methods: missing ones, wrong signatures."""
+    """Yield the problems of a bolt's methods, which would be called in vain or not at all.
+
+    A method is missing, has a wrong signature, or is a generator or coroutine function by mistake.
+    """
     component, made = bolt.component, type(bolt.component).__name__
     base, work = next(one for one in _BASES if isinstance(component, one[0]))
     has_many = isinstance(component, AsyncBolt) and component.max_batch != 1
