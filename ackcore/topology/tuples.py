@@ -68,9 +68,9 @@ class Reason(NamedTuple):
     def of(cls, component: str, error: BaseException | str, final: bool = False) -> Reason:
         """Make a reason from an exception, with its class name as type, or from a text: "Failed".
 
-        A `Reject` is final. A `Retry` that is not final sets ``after_ms``, and an `Unavailable`
-        does not count. The text is cut to `MESSAGE_CHARS`. Lone surrogates, which are not valid in
-        UTF-8, become question marks.
+        A `Reject` is final, any other error only with ``final``. A `Retry` that is not final sets
+        ``after_ms``, and an `Unavailable` does not count. The text is cut to `MESSAGE_CHARS`. Lone
+        surrogates, which are not valid in UTF-8, become question marks.
         """
         if isinstance(error, BaseException):
             kind = type(error).__name__
