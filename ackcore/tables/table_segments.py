@@ -21,13 +21,21 @@ from ackcore._records import Int64s, UInt64s
 from ackcore.tables.folding import live_rows, newest_rows, ranges_of
 from ackcore.tables.key_groups import group_rows, rows_equal
 from ackcore.tables.segment_columns import Bytes, Note, packed, unpacked
-from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
+from ackcore.tables.table_shape import (
+    BITS,
+    BLOCK,
+    DISTANCES,
+    EXPIRES,
+    HASH,
+    HASH_END,
+    PLACE,
+    TableShape,
+    one_chunk,
+)
 
 _NOTES = b"ackcore.segment"
-#: The stored columns of the index, and that of the columns of fixed width.
-_DISTANCES, _BITS, _BLOCK = "_distances", "_bits", "_block"
-#: The column with the place of a stored row: the number of its segment, and its row in 40 bits.
-_PLACE, _ROW_BITS = "_place", 40
+#: The place of a stored row is the number of its segment, and its row in these bits.
+_ROW_BITS = 40
 #: The note of a column that a segment lacks.
 _ABSENT: Note = {"nulls": "all", "at": (0, 0)}
 
@@ -123,7 +131,7 @@ def write_segment(shape: TableShape, stored: pa.Table, lo: int = 0, hi: int = HA
     """
     n = stored.num_rows
     index = HashIndex.of(one_chunk(stored.column(HASH)).to_numpy(), lo, hi)
-    columns = {_DISTANCES: pa.array(index.distances), _BITS: pa.array(index.bits)}
+    columns = {DISTANCES: pa.array(index.distances), BITS: pa.array(index.bits)}
     notes: dict[str, Note] = {}
     blocks: list[Bytes] = []
     width = 0
@@ -138,7 +146,7 @@ def write_segment(shape: TableShape, stored: pa.Table, lo: int = 0, hi: int = HA
     if width:
         block = np.concatenate(blocks, axis=1)
         data = pa.py_buffer(block)
-        columns[_BLOCK] = pa.Array.from_buffers(pa.binary(width), n, [None, data])
+        columns[BLOCK] = pa.Array.from_buffers(pa.binary(width), n, [None, data])
     about = {"rows": n, "lo": lo, "hi": hi, "base": index.base, "columns": notes}
     lists = [pa.LargeListArray.from_arrays([0, len(each)], each) for each in columns.values()]
     schema = pa.schema(
@@ -191,8 +199,8 @@ class TableSegment:
         }
         n = about["rows"]
         block = np.empty((n, 0), np.uint8)
-        if _BLOCK in columns:
-            stored = columns.pop(_BLOCK)
+        if BLOCK in columns:
+            stored = columns.pop(BLOCK)
             width = stored.type.byte_width
             block = np.frombuffer(stored.buffers()[1], np.uint8, n * width).reshape(n, width)
         index = HashIndex(
@@ -200,8 +208,8 @@ class TableSegment:
             about["lo"],
             about["hi"],
             about["base"],
-            columns.pop(_DISTANCES).to_numpy(),
-            columns.pop(_BITS).to_numpy(),
+            columns.pop(DISTANCES).to_numpy(),
+            columns.pop(BITS).to_numpy(),
         )
         notes = {name: note for name, note in about["columns"].items() if name not in removed}
         whole = cls(shape, index.lo, index.hi, 0, n, index, block, columns, notes)
@@ -380,12 +388,12 @@ class TableReader:
         found = []
         for number, segment in enumerate(self.segments):
             places, rows = segment.rows_of(hashes, names)
-            found.append(rows.append_column(_PLACE, pa.array(places + (number << _ROW_BITS))))
+            found.append(rows.append_column(PLACE, pa.array(places + (number << _ROW_BITS))))
         return live_rows(self.shape, newest_rows(self.shape, found), self.horizon_ms)
 
     def whole(self, rows: pa.Table) -> pa.Table:
         """Return rows of a result of `rows_of`, in their order, with all columns as stored."""
-        places = one_chunk(rows.column(_PLACE)).to_numpy()
+        places = one_chunk(rows.column(PLACE)).to_numpy()
         order = np.argsort(places)
         numbers, places = np.divmod(places[order], 1 << _ROW_BITS)
         starts = np.searchsorted(numbers, np.arange(len(self.segments) + 1))

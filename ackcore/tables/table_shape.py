@@ -25,6 +25,9 @@ HASH = "_hash"
 #: The column with the time at which a row expires, in milliseconds since 1970.
 EXPIRES = "_expires_ms"
 _STATE = "_state."
+#: The columns of a segment beside those of `TableShape.stored_schema`: its index, the columns of
+#: fixed width, and in results the place of each row.
+OF_SEGMENTS = DISTANCES, BITS, BLOCK, PLACE = "_distances", "_bits", "_block", "_place"
 #: The range of a ttl: from 1 ms to about 300 years.
 MIN_TTL_S, MAX_TTL_S = 0.001, 10**10
 #: The end of the range of all hashes.
@@ -89,7 +92,8 @@ class TableShape:
                     "value"
                 )
         for one in (*keys, *value):
-            if one in (HASH, EXPIRES) or one.startswith(_STATE):
+            taken = (HASH, EXPIRES, *OF_SEGMENTS) if one in keys else (HASH, EXPIRES)
+            if one in taken or one.startswith(_STATE):
                 raise ValueError(f"{where} the column name {one!r} is reserved; rename it")
         if window is not None:
             if ttl_s is not None:

@@ -13,7 +13,7 @@ from ackcore.tables import BatchFold, Fold, collect, count, first, latest, mean_
 from ackcore.tables.folding import finished, fold_rows, merge_states
 from ackcore.tables.key_groups import group_rows, hashes_of
 from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
-from ackcore.tables.table_shape import TableShape
+from ackcore.tables.table_shape import OF_SEGMENTS, TableShape
 
 SCHEMA = pa.schema(
     [
@@ -139,6 +139,21 @@ class Greedy(Short):
 def test_a_wrong_shape_is_refused_by_name(key, value, words):
     with pytest.raises((TypeError, ValueError), match=f"table 't': .*{words}"):
         TableShape.of("t", SCHEMA, key, value)
+
+
+@pytest.mark.parametrize("name", [*OF_SEGMENTS, "_other"])
+def test_a_key_has_no_name_of_a_segment_s_own_columns(name):
+    """A text key of such a name would replace the column, and the file could not be read."""
+    rows = pa.table({name: ["a", "b"]})
+    if name in OF_SEGMENTS:
+        with pytest.raises(ValueError, match=f"the column name {name!r} is reserved; rename it"):
+            TableShape.of("t", rows.schema, name, {"n": count()})
+        return
+    shape = TableShape.of("t", rows.schema, name, {"n": count()})
+    written = write_segment(shape, fold_rows(shape, [rows], 0))
+    names = pa.ipc.open_file(pa.py_buffer(written)).schema.names
+    assert {*names} <= {*OF_SEGMENTS, *shape.stored_schema.names}
+    assert {*TableSegment.open(written, shape).table().column(name).to_pylist()} == {"a", "b"}
 
 
 @pytest.mark.parametrize(
