@@ -115,6 +115,20 @@ def naming_extra(user: str, package: str, extra: str, where: str = "") -> Iterat
         ) from None
 
 
+def text_of_error(error: BaseException) -> str:
+    """Return ``str(error)``, or a note if that raises; its ``__str__`` may be user code.
+
+    Lone surrogates, which are not valid in UTF-8, become question marks.
+    """
+    try:
+        text = str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as broken:
+        text = f"the exception has no text: __str__ raised {type(broken).__name__}"
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def counted(n: int, one: str, many: str | None = None) -> str:
     """Return a number with its noun, such as "1 row" or "2,000 rows".
 

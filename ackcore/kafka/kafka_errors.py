@@ -6,6 +6,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from ackcore._error_hints import text_of_error
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.ranges import OffsetRange
 
@@ -98,14 +99,6 @@ def error_text(error: KafkaError) -> str:
     return f"{error.str()} ({error.name()})"
 
 
-def shown_error(error: BaseException) -> str:
-    """Return ``str(error)``, or a note if the error's ``__str__`` raises."""
-    try:
-        return str(error)
-    except Exception as broken:
-        return f"no text, because __str__ of the error raised {type(broken).__name__}"
-
-
 def redacted_error(error: BaseException, settings: ClientSettings) -> BaseException:
     """Return an error without the secrets of settings: the same object if no text has one.
 
@@ -113,7 +106,7 @@ def redacted_error(error: BaseException, settings: ClientSettings) -> BaseExcept
     same traceback, of the same class if that takes one text, else a RuntimeError. An error of
     confluent-kafka keeps its code.
     """
-    shown = [shown_error(each) for each in _with_causes(error)]
+    shown = [text_of_error(each) for each in _with_causes(error)]
     if all(settings.redacted(text) == text for text in shown):
         return error
     cause = error.args[0] if error.args else None
@@ -121,7 +114,7 @@ def redacted_error(error: BaseException, settings: ClientSettings) -> BaseExcept
     if isinstance(error, KafkaException) and isinstance(cause, KafkaError):
         told = KafkaError(cause.code(), settings.redacted(cause.str()), cause.fatal())
     else:
-        told = settings.redacted(shown_error(error))
+        told = settings.redacted(text_of_error(error))
     try:
         other = type(error)(told)
     except TypeError:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ackcore._error_hints import Unquoted, nearest
+from ackcore._error_hints import Unquoted, nearest, text_of_error
 from ackcore._records import Int64s
 from ackcore.calls.outcomes import Reject, Retry, Unavailable
 from ackcore.calls.usage import UsageCounts
@@ -73,13 +73,7 @@ class Reason(NamedTuple):
         surrogates, which are not valid in UTF-8, become question marks.
         """
         if isinstance(error, BaseException):
-            kind = type(error).__name__
-            try:
-                text = str(error)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as broken:  # __str__ is user code
-                text = f"the exception has no text: __str__ raised {type(broken).__name__}"
+            kind, text = type(error).__name__, text_of_error(error)
         else:
             kind, text = "Failed", error
         final = final or isinstance(error, Reject)

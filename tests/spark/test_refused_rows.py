@@ -319,6 +319,34 @@ def test_a_batch_is_bisected_over_what_is_no_exception(tmp_path, error):
     assert (counts.acked, counts.dead, world.parked) == (19, 1, ["line-7"])
 
 
+class Mute(ValueError):
+    def __str__(self):
+        raise ZeroDivisionError("no text")
+
+
+@pytest.mark.parametrize("isolate", [True, ["ValueError"]])
+def test_a_batch_is_bisected_over_an_error_that_has_no_text(tmp_path, isolate):
+    world = Raising(tmp_path, bad=["line-7"], isolate=isolate)
+    world.error = Mute
+    _, counts = world.process(0, LINES)
+    assert (counts.acked, counts.dead, world.parked) == (19, 1, ["line-7"])
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Mute, "Mute: the exception has no text: __str__ raised ZeroDivisionError"),
+        (lambda text: ValueError(f"\ud800 {text}"), r"ValueError: \? no a"),
+    ],
+)
+@pytest.mark.parametrize("isolate", [False, [KeyError]])
+def test_an_error_without_a_valid_text_is_named(tmp_path, error, said, isolate):
+    world = Raising(tmp_path, {"max_sink_attempts": 1}, bad=["a"], isolate=isolate)
+    world.error = error
+    with pytest.raises(SinkError, match=f"the last time with {said}"):
+        world.process(0, ["a", "b"])
+
+
 def test_a_part_of_a_batch_is_named_in_a_few_bytes(tmp_path):
     """It goes along with each of the calls, to tasks, too: not a list of all other rows."""
     world = Raising(tmp_path, bad=["77"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ackcore.kafka.kafka_errors import shown_error
+from ackcore._error_hints import text_of_error
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -46,7 +46,7 @@ class Failure(NamedTuple):
         Raises TypeError if it is another object, such as a class.
         """
         if isinstance(reason, BaseException):
-            return cls(type(reason).__qualname__, shown_error(reason))
+            return cls(type(reason).__qualname__, text_of_error(reason))
         if not isinstance(reason, str):
             raise TypeError(f"reason must be an exception or a text, got {reason!r}")
         return cls("Failed", reason)

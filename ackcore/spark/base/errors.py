@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Callable, Iterable
 
+from ackcore._error_hints import text_of_error
+
 
 class StateError(RuntimeError):
     """The checkpoint cannot be used or written; the message names the file and what to do."""
@@ -106,12 +108,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _telling_line(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # __str__ may be user code
-        text = ""
+    text = text_of_error(error)
     rpc = _RPC.match(text)
     if rpc is not None:
         status, details = rpc.groups()

@@ -20,6 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.utils import is_remote
 
+from ackcore._error_hints import text_of_error
 from ackcore.spark.base.versions import (
     SPARK,
     Py4JError,
@@ -222,8 +223,8 @@ def session_lost(error: BaseException) -> bool:
         # session's error needs a call to the JVM, which may be gone.
         asks_jvm = type(error).__module__.endswith(".captured")
         told = None if SPARK < (4, 0) or asks_jvm else error.getCondition()
-        return told in _GONE or bool(_NO_ANSWER.match(str(error)))
-    return isinstance(error, ValueError) and bool(_NO_ANSWER.match(str(error)))
+        return told in _GONE or bool(_NO_ANSWER.match(text_of_error(error)))
+    return isinstance(error, ValueError) and bool(_NO_ANSWER.match(text_of_error(error)))
 
 
 def session_gone(spark: Any) -> bool:

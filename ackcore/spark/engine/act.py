@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from ackcore._arrow.record_batches import cast_column, offsets_of
 from ackcore._arrow.shown import shown_rows
-from ackcore._error_hints import counted
+from ackcore._error_hints import counted, text_of_error
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, RowFileDamaged
 from ackcore.spark.base.failpoints import failpoint
@@ -462,7 +462,8 @@ def is_isolated(sink: SinkSpec, error: BaseException) -> bool:
     """
     if isinstance(error, sink.isolate):
         return True
-    return any(re.search(rf"\b{kind.__name__}\b", str(error)) for kind in sink.isolate)
+    text = text_of_error(error)
+    return any(re.search(rf"\b{kind.__name__}\b", text) for kind in sink.isolate)
 
 
 def isolate(

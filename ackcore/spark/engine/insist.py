@@ -14,7 +14,7 @@ from typing import TypeVar
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
-from ackcore._error_hints import counted
+from ackcore._error_hints import counted, text_of_error
 from ackcore.retry import capped_doubling, whole_ms
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import (
@@ -296,7 +296,7 @@ def wrong_value(error: BaseException) -> str | None:
     Spark raises these outside the bolts, and for the same rows each time: a cast in ANSI mode, a
     division by zero, an overflow.
     """
-    found = WRONG_VALUE.search(str(error))
+    found = WRONG_VALUE.search(text_of_error(error))
     return found and found.group(1)
 
 

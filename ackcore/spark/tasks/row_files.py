@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from ackcore._arrow.record_batches import offsets_of
 from ackcore._backend import fingerprint
-from ackcore._error_hints import counted
+from ackcore._error_hints import counted, text_of_error
 from ackcore._records import Bools, Int64s
 from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.schemas import SinkFile
@@ -230,7 +230,7 @@ def damage_in(error: BaseException | None) -> RowFileDamaged | None:
         if isinstance(error, RowFileDamaged):
             return error
         # A worker's error is text within tracebacks of Python and Java.
-        told = _DAMAGED.search(str(error))
+        told = _DAMAGED.search(text_of_error(error))
         if told is not None:
             return RowFileDamaged(told[1])
         error = error.__cause__ or error.__context__
