@@ -86,6 +86,21 @@ def test_a_number_that_is_written_with_other_rows_is_refused(target, files, keys
     assert sorted(target.rows()) == (MERGED if keys else sorted(FIRST + SECOND))
 
 
+@each(but=["iceberg"])
+def test_a_store_that_lost_a_commit_is_told_once(target, files):
+    """By a failover to a replica behind; the query continues if it is started again."""
+    made = target.sink()
+    made.write(target.batch(files, 4))
+    target.forget(4, accept=False)
+    found = sorted(target.rows())
+    says = "has micro-batch 3 as the last one of sink 'count', though .* committed micro-batch 4"
+    with pytest.raises(CheckpointForeign, match=says):
+        made.write(target.batch(files[1:], 5))
+    assert sorted(target.rows()) == found
+    made.write(target.batch(files[1:], 5))
+    assert sorted(target.rows()) == sorted(FIRST + SECOND)
+
+
 @each(of=ALL)
 def test_a_driver_that_was_taken_over_writes_nothing(target, files):
     made = target.sink()
