@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import re
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -31,6 +32,8 @@ _JSON = b"\r\nContent-Type: application/json"
 _MAX_HEAD, _MAX_BODY = 1 << 20, 64 << 20
 #: Seconds for a connection: less than the default time-out of a call, which counts as an attempt.
 _CONNECT_S = 5.0
+#: The least seconds of these for each address of a host.
+_ADDRESS_S = 1.0
 #: The characters of a header's name (RFC 9110), and those that no header's value may have.
 _NAME, _CONTROL = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\x00-\x08\n-\x1f\x7f]")
 #: A longer ``Retry-After`` counts as this: a server with a wrong clock is not excluded for ever.
@@ -122,6 +125,7 @@ class Http(Target):
             ) from None
         secure = parts.scheme == "https"
         self._ssl = (ssl_context or ssl.create_default_context()) if secure else None
+        self._host_of_tls = parts.hostname if secure else None
         self._host, self._port = parts.hostname, parts.port or (443 if secure else 80)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         # Without it a server may choose any encoding.
@@ -231,10 +235,7 @@ class Http(Target):
             except _NoAnswer:
                 break
         try:
-            async with asyncio.timeout(_CONNECT_S):
-                reader, writer = await asyncio.open_connection(
-                    self._host, self._port, ssl=self._ssl
-                )
+            reader, writer = await self._connected()
         except OSError as error:
             why = f"none within {_CONNECT_S:g} s" if isinstance(error, TimeoutError) else error
             raise Unavailable(f"no connection to {self.url}: {why}") from error
@@ -250,6 +251,29 @@ class Http(Target):
                 f"{self.url} closed the connection without a response, before the whole request "
                 "was sent"
             ) from error
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the first address of the host that can be reached.
+
+        Each address has an equal part of the time: one that never answers, such as an IPv6 address
+        without a route, must not keep calls from the next one. Raises the last address's OSError.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _CONNECT_S
+        async with asyncio.timeout_at(deadline):
+            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        hosts = list(dict.fromkeys(str(address[0]) for *_, address in found))
+        while True:
+            host, left_s = hosts.pop(0), deadline - loop.time()
+            part_s = min(left_s, max(_ADDRESS_S, left_s / (1 + len(hosts))))
+            try:
+                async with asyncio.timeout(part_s):
+                    return await asyncio.open_connection(
+                        host, self._port, ssl=self._ssl, server_hostname=self._host_of_tls
+                    )
+            except OSError:
+                if not hosts or loop.time() >= deadline:
+                    raise
 
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import gc
+import socket
 from array import array
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -416,8 +417,38 @@ def test_a_connection_that_hangs_is_unavailable(monkeypatch):
 
     monkeypatch.setattr(asyncio, "open_connection", hangs)
     monkeypatch.setattr("ackcore.dispatch.http._CONNECT_S", 1e-3)
-    with pytest.raises(Unavailable, match=r"no connection to http://x/: none within 0\.001 s"):
-        asyncio.run(Http("http://x/").call("a"))
+    with pytest.raises(
+        Unavailable, match=r"no connection to http://\[::1\]/: none within 0\.001 s"
+    ):
+        asyncio.run(Http("http://[::1]/").call("a"))
+
+
+def test_an_address_that_hangs_keeps_no_call_from_the_next(monkeypatch):
+    """A host may have an IPv6 address that nothing routes, or one of a server that is gone."""
+    connect, asked = asyncio.open_connection, []
+
+    async def hangs(host, port, **more):
+        asked.append(host)
+        if host == "::1":
+            await asyncio.Event().wait()
+        return await connect(host, port, **more)
+
+    def found(host, port, *_):
+        assert host == "two.example"
+        return [(6, 1, 6, "", ("::1", port, 0, 0)), (2, 1, 6, "", ("127.0.0.1", port))]
+
+    async def main():
+        async with Server() as server:
+            monkeypatch.setattr(asyncio, "open_connection", hangs)
+            monkeypatch.setattr(socket, "getaddrinfo", found)
+            http = Http(server.url.replace("127.0.0.1", "two.example"))
+            await http.call("a")
+            await http.close()
+
+    for name, value_s in (("_CONNECT_S", 0.5), ("_ADDRESS_S", 0.01)):
+        monkeypatch.setattr(f"ackcore.dispatch.http.{name}", value_s)
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert asked == ["::1", "127.0.0.1"]
 
 
 @pytest.mark.parametrize("encoded", ["text", array("f", [1.0]), None, 3])
