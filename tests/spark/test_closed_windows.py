@@ -141,7 +141,7 @@ def fed(ran, rows):
     return ran
 
 
-def topology_of(sinks, source=None, *, bolt=True, late_s=0, backoff_s=8.0, take=None):
+def topology_of(sinks, source=None, *, bolt=True, late_s=0, take=None, **chosen):
     builder = TopologyBuilder()
     builder.spout("orders", testing.Source(ORDERS) if source is None else source)
     builder.bolt("take", take or Take()).shuffle("orders")
@@ -157,7 +157,7 @@ def topology_of(sinks, source=None, *, bolt=True, late_s=0, backoff_s=8.0, take=
         builder.table("ever", from_="days.closed", key="shop", value=value)
     for name, writer in sinks.items():
         builder.sink(name, writer)
-    return builder.build(max_attempts=3, backoff_s=backoff_s)
+    return builder.build(**{"max_attempts": 3, "backoff_s": 8.0} | chosen)
 
 
 class Model:
@@ -327,21 +327,24 @@ def check_days(kept, days, ever):
     return found
 
 
-def test_a_bolt_may_be_added_and_is_removed_when_no_closed_rows_wait(tmp_path):
-    model = Model(tmp_path)
+@pytest.mark.parametrize("careful_after", [2, 0])  # with 0, new rows are read from a snapshot
+def test_a_bolt_may_be_added_and_is_removed_when_no_closed_rows_wait(tmp_path, careful_after):
+    of = {"careful_after": careful_after}
+    model = Model(tmp_path, **of)
     model.take([order(1, "a", 3), order(2, "b", 21)])
     assert model.left
     with pytest.raises(CheckpointForeign, match="to read 1 row of closed windows of"):
-        model.change(bolt=False)
-    model.declare()
+        model.change(bolt=False, **of)
+    model.declare(**of)
     model.take([])
     assert [row["ns"] for row in model.sinks["enrich"].rows] == [[1]]
-    model.change(bolt=False)
+    model.change(bolt=False, **of)
     model.take([order(5, "a", 35)])
     with pytest.MonkeyPatch.context() as patch, suppress(Killed):
         patch.setattr(batch, "failpoint", model.stopping_at("planned", model.number))
         model.process()
-    model.change()  # the last micro-batch has closed the hour of order 2, and the next is planned
+    # The last micro-batch has closed the hour of order 2, and the next one is planned.
+    model.change(**of)
     model.take([])
     assert [row["ns"] for row in model.sinks["enrich"].rows] == [[1], [2]]
     model.take([order(4, "a", 53)])

@@ -220,10 +220,13 @@ class Engine:
             offsets = self._offsets.plan(number, self.state.plan(plan.parent))
             plan = replace(plan, offsets=offsets, ordered_by=self._runs.held_by)
             plan = careful_if_needed(plan, settings.careful_after)
-        elif plan.interrupted:
-            plan = self._bounded(replace(plan, interrupted=False))
         else:
-            plan = self._bounded(count_crash(plan, settings.careful_after))
+            if plan.interrupted:
+                plan = replace(plan, interrupted=False)
+            else:
+                plan = count_crash(plan, settings.careful_after)
+            # Here and not in `Runs`: a snapshot of the former spouts lacks these rows.
+            plan = self._offsets.joined(self._bounded(plan))
         if plan.ordered_by != self._runs.held_by:
             # Root ids now belong to other records, as in `_bounded`.
             plan = replace(plan, ordered_by=self._runs.held_by).without_suspects()

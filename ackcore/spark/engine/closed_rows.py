@@ -89,7 +89,7 @@ class ClosedRows(PlannedRows):
             found.append(InputFrame(self._columns(spout), spout, Snapshot(ids, read), tasks=tasks))
         return found
 
-    def mended(self, plan: Plan) -> Plan:
+    def joined(self, plan: Plan) -> Plan:
         """Return the plan with the rows of spouts that joined the topology after it was made.
 
         A changed plan has no suspects. Without such spouts, return the same object.

@@ -156,8 +156,14 @@ class PlannedRows:
         """Return frames of the rows that a recorded plan names."""
         return [one for part in self.parts for one in part.inputs(plan)]
 
+    def joined(self, plan: Plan) -> Plan:
+        """Return a recorded plan with the rows of spouts that were added since; or the same."""
+        for part in self.parts:
+            plan = part.joined(plan)
+        return plan
+
     def mended(self, plan: Plan) -> Plan:
-        """Return the plan without lost rows, and with those of added spouts; or the same object."""
+        """Return the plan without lost rows; the same object if none are lost."""
         for part in self.parts:
             plan = part.mended(plan)
         return plan
