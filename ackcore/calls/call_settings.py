@@ -10,7 +10,7 @@ from typing import Any
 
 from ackcore._columns import as_count, count_or_none, positive, real
 from ackcore.calls.outcomes import Reject, Retry, is_marked_final
-from ackcore.calls.rate_limits import RateLimit, check_concurrency, checked_limit
+from ackcore.calls.rate_limits import RateLimit, checked_concurrency, checked_limit
 from ackcore.flow import DelayTarget, Limit
 
 #: The number of threads of a plain function whose `max_concurrency` is no number.
@@ -50,7 +50,8 @@ class CallSettings:
 
     def __post_init__(self) -> None:
         if not callable(self.max_concurrency):
-            check_concurrency(self.max_concurrency, "max_concurrency", "endpoint")
+            made = checked_concurrency(self.max_concurrency, "max_concurrency", "endpoint")
+            self._set("max_concurrency", made)
         if self.timeout_s is not None:
             self._set("timeout_s", positive(self.timeout_s, "timeout_s", _MOST_S))
         checked_limit(self.limit)

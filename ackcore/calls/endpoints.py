@@ -59,7 +59,7 @@ class Breaker:
         CLOSED ──n failures in a row──► OPEN ──its time is over, a call is made──► HALF_OPEN
         HALF_OPEN ──that call succeeds──► CLOSED        ──it fails──► OPEN
 
-    While it is open, the results of calls that began before do not count.
+    Until it is closed again, the results of calls that began before it opened do not count.
 
     ``failures``: the number of failures in a row that open it; None for never. ``reset_ns``: the
     time for which it stays open, in nanoseconds.

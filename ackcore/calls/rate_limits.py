@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from numbers import Real
-from typing import Any
+from typing import Any, SupportsIndex
 
 from ackcore._columns import as_count, positive
 from ackcore._error_hints import naming_arguments
@@ -106,7 +106,8 @@ cost_per_run=None)
         if callable(self.concurrency):
             made_by(self.concurrency, "concurrency")
         elif self.concurrency is not None:
-            check_concurrency(self.concurrency, "concurrency", "key")
+            made = checked_concurrency(self.concurrency, "concurrency", "key")
+            object.__setattr__(self, "concurrency", made)
         if all(getattr(self, name) is None for name in ("per", *_MOST)):
             raise ValueError(
                 "a RateLimit must limit something; give calls_per_s=..., tokens_per_min=..., "
@@ -147,18 +148,19 @@ cost_per_run=None)
 RateLimit.__init__ = naming_arguments(RateLimit.__init__)  # type: ignore[method-assign]
 
 
-def check_concurrency(given: Any, name: str, owner: str) -> None:
-    """Raise TypeError or ValueError unless a concurrency is an int from 1 to a million.
+def checked_concurrency(given: Any, name: str, owner: str) -> int:
+    """Return a concurrency as int. Raise TypeError or ValueError unless it is 1 to a million.
 
     ``name``: the argument's name. ``owner``: the noun for the error, of which each needs a `Limit`
     of its own: "endpoint" or "key".
     """
-    if isinstance(given, bool) or not isinstance(given, int):
+    if isinstance(given, bool) or not isinstance(given, SupportsIndex):
+        advice = f"; each {owner} needs its own limit, so pass the class"
         raise TypeError(
-            f"{name} must be a number of calls, or a function or class that makes a Limit, got "
-            f"{type(given).__name__}; each {owner} needs its own limit, so pass the class"
+            f"{name} must be a whole number of calls, or a function or class that makes a Limit, "
+            f"got {type(given).__name__}{advice if isinstance(given, Limit) else ''}"
         )
-    as_count(given, name, 1, MAX_LIMIT)
+    return as_count(given, name, 1, MAX_LIMIT)
 
 
 def made_by(make: Callable[[], Any], name: str) -> Limit:

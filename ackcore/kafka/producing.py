@@ -349,7 +349,7 @@ class Deliveries:
         # The messages after the first failure failed with it, or wait behind it.
         failed = self._failures[topic]
         raise DeliveryError(
-            f"topic {topic!r} did not take {failed} of {self._sent} messages that were sent: "
+            f"topic {topic!r} did not take {failed} of {self._sent} messages to all topics: "
             f"{self._error_text(error)}"
         )
 

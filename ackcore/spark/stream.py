@@ -124,7 +124,7 @@ class Stream(ABC):
         """Cancel the jobs of the running micro-batch. Waits a few seconds at most."""
 
     def _abandon(self) -> None:
-        """Stop the running micro-batch, by cancelling its jobs; `_leave` was called before."""
+        """Stop the running micro-batch: by default, cancel its jobs."""
         self._cancel_jobs()
 
     def _release(self) -> None:  # noqa: B027 - optional

@@ -135,7 +135,8 @@ def _decoded(column: pa.Array) -> pa.Array:
 def _integers(column: pa.Array) -> npt.NDArray[np.int64] | None:
     """Return a column's integers, times or decimals as int64; None if a decimal needs more bits.
 
-    An unsigned integer of 64 bits becomes the signed one with the same bits.
+    An unsigned integer of 64 bits becomes the signed one with the same bits. A null becomes any
+    number.
     """
     kind = column.type
     if pa.types.is_decimal128(kind):

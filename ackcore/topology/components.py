@@ -99,7 +99,8 @@ class BasicCollector(Protocol):
         """Emit a tuple anchored to the input.
 
         ``values``: the values in the order of the stream's schema, or by field. ``stream``: one of
-        ``outputs``. Raises TypeError or ValueError if they do not fit.
+        ``outputs``. Raises TypeError or ValueError if the stream is unknown, or the number or names
+        of the values differ from its schema's. A value of another type fails the input later.
 
         Any thread may call it until ``execute`` has returned. Later calls raise `ValueError`, and
         fail the input if its batch has not ended.

@@ -557,7 +557,11 @@ def _ends(table: DeclaredTable) -> tuple[str, ...]:
 
 
 def _advice(kind: str, table: DeclaredTable) -> str:
-    """Return the advice of an error for a reader of a table; ``kind``: bolt, sink or table."""
+    """Return the advice of an error for a reader that cannot read a table, or that end of it.
+
+    A bolt is to look up rows, a table to read the same component, and a sink to read one of the
+    table's ends. ``kind``: the reader's: bolt, sink or table.
+    """
     closed = "" if table.window is None else f"read {table.name + CLOSED!r}, or "
     if kind == "bolt":
         return f"{closed}set uses = [{table.name!r}] in the bolt's class to look up rows"

@@ -3,6 +3,7 @@
 import math
 import pickle
 
+import numpy as np
 import pytest
 
 from ackcore.calls import RateLimit
@@ -15,7 +16,11 @@ from ackcore.flow import Fixed, RttThreshold
     ("setting", "error", "says"),
     [
         ({"max_concurrency": 0}, ValueError, "max_concurrency must be in 1..1000000, got 0"),
-        ({"max_concurrency": "8"}, TypeError, "max_concurrency must be a number of calls, or a"),
+        (
+            {"max_concurrency": "8"},
+            TypeError,
+            "max_concurrency must be a whole number of calls, .*, got str$",
+        ),
         ({"max_concurrency": Fixed(8)}, TypeError, "its own limit, so pass the class"),
         ({"timeout_s": 0}, ValueError, "timeout_s must be above 0"),
         ({"timeout_s": "1"}, TypeError, "timeout_s must be a number"),
@@ -57,13 +62,25 @@ def test_a_setting_that_is_none_is_refused(setting, error, says):
         ({"per": ""}, ValueError, "per must not be empty"),
         ({"concurrency": 2}, ValueError, "concurrency must be left out without per, got 2; max_c"),
         ({"per": "k", "concurrency": 0}, ValueError, "concurrency must be in 1..1000000, got 0"),
-        ({"per": "k", "concurrency": 2.5}, TypeError, "concurrency must be a number of calls, or"),
+        (
+            {"per": "k", "concurrency": 2.5},
+            TypeError,
+            "concurrency must be a whole number of calls, .*float$",
+        ),
         ({"per": "k", "concurrency": dict}, TypeError, "concurrency must make a Limit, an object"),
     ],
 )
 def test_a_limit_that_is_none_is_refused(limit, error, says):
     with pytest.raises(error, match=says):
         RateLimit(**limit)
+
+
+def test_a_concurrency_may_be_an_integer_of_numpy():
+    settings = CallSettings(
+        max_concurrency=np.int64(5), limit=RateLimit(per="k", concurrency=np.uint8(3))
+    )
+    assert settings.thread_count() == 5
+    assert (type(settings.max_concurrency), type(settings.limit.concurrency)) == (int, int)
 
 
 def test_settings_go_to_the_workers():

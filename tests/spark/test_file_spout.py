@@ -518,7 +518,7 @@ def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data
         ("json", b'{"id": 1, "n": "x"} 2', "JSON parse error: Column(/n) changed from number to "),
         ("json", b'{"id": 1, "n": {"a": "\\ud800"}}', r'column n must be int32, got {"a": "\ud800'),
         ("json", b'{"id": 1, "n": %b' % (b"[" * 99_999), "JSON parse error: Column(/n) changed"),
-        ("json", b'{"n": 1}', "column id has nulls, and its schema allows none; declare it n"),
+        ("json", b'{"n": 1}', "column id is missing or null, and its schema allows no nulls"),
         ("json", b'{"id": 1, "n": 7, "t": "caf\xe9"}', "Failed to convert JSON to timestamp[us]"),
         ("json", b'{"id": 1, "s": "caf\xe9"}', "column s: Invalid UTF8 sequence"),
         ("json", b"[1]", "the line must be a JSON object, got array"),
@@ -560,7 +560,9 @@ def test_a_long_line_and_a_header_alone_can_be_read(folder, monkeypatch):
 def test_nulls_in_a_column_without_nulls_are_refused(folder):
     needed = pa.schema([pa.field("id", pa.int64(), nullable=False)])
     pq.write_table(pa.table({"id": pa.array([1, None], pa.int64())}), folder / "a")
-    with pytest.raises(FileUnreadable, match=r"in/a cannot be read as parquet: .* id has nulls"):
+    with pytest.raises(
+        FileUnreadable, match=r"in/a cannot be read as parquet: .* id is missing or null"
+    ):
         rows_in(folder, "parquet", needed)
 
 

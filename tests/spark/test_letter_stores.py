@@ -285,6 +285,15 @@ def test_an_older_index_is_refused_if_it_lacks_letters_that_count(home, three):
     assert listed(home) == every(1)
 
 
+def test_an_index_that_is_removed_during_a_run_is_refused_as_missing(home):
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 1)
+        home.letters.delete([INDEX])
+        with pytest.raises(CheckpointCorrupt, match=f"{INDEX} was removed while this driver used"):
+            write(letters, 1, 2)
+
+
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_driver_that_dies_while_it_gives_a_file_up_leaves_no_older_index(
     home, three, monkeypatch, at

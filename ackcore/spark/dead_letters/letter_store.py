@@ -180,12 +180,13 @@ class Letters:
 
     def _change(self, change: Callable[[Body], Body | None]) -> None:
         def checked(body: Body) -> Body | None:
-            if self._token and body.get("token") != self._token:
+            if self._token and not body:
+                raise corrupt(f"{self.url}/{INDEX}", "was removed while this driver used it")
+            if self._token and body["token"] != self._token:
                 raise CheckpointInUse(
-                    f"{self.url} was taken over from this driver by another "
-                    f"({body.get('holder', 'unknown: the index was removed')}). All that this "
-                    "driver recorded before is kept, and it writes nothing more; let the other "
-                    "driver run, or stop it and start this query again"
+                    f"{self.url} was taken over from this driver by another ({body['holder']}). "
+                    "All that this driver recorded before is kept, and it writes nothing more; let "
+                    "the other driver run, or stop it and start this query again"
                 )
             return change(body)
 

@@ -188,7 +188,10 @@ class PlannedRows:
         return next(filter(None, (part.way_out(plan, said) for part in self.parts)), "")
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
-        """Return the reason why the rows of a plan cannot be read now, or None if they can."""
+        """Return what the rows of a plan wait for, such as a broker that is down, or None.
+
+        None does not mean that they can be read: they may be lost, or their source cannot tell.
+        """
         return _first(part.obstacle(plan) for part in self.parts)
 
     def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:

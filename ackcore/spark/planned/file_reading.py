@@ -254,7 +254,8 @@ class FileReader:
         for one, column in zip(self.schema, columns, strict=True):
             if column.null_count and not one.nullable:
                 raise ValueError(
-                    f"column {one.name} has nulls, and its schema allows none; declare it nullable"
+                    f"column {one.name} is missing or null, and its schema allows no nulls; "
+                    "correct the data, or declare it nullable"
                 )
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 

@@ -145,7 +145,8 @@ def checked_key(key: str) -> str:
     parts = key.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError(
-            f"an object's key must be a relative path without empty parts, '.' or '..', got {key!r}"
+            "an object's key must be a relative path without empty parts, '.', '..' or NUL, got "
+            f"{key!r}"
         )
     if any(_OWN.fullmatch(part) for part in parts):
         raise ValueError(

@@ -303,7 +303,7 @@ def _has_plain_text(arrow_type: pa.DataType) -> bool:
 
 
 def _json_texts(column: pa.Array) -> pa.Array | None:
-    """Return values as `json.dumps` writes them, or None if that needs a call for each value."""
+    """Return values as `json.dumps` writes them, or None for nulls or other types."""
     if column.null_count:
         return None
     if pa.types.is_integer(column.type):

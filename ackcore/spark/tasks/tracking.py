@@ -165,6 +165,7 @@ class Cohorts:
     def draw(self, key: int, way: str, which: Int64s, dests: Int64s, all_dests: int) -> Int64s:
         """Draw the edges of blobs: one for each pair of a cohort (``which``) and a destination.
 
+        Each call counts as the next blob on its ``way``. `add` puts the edges into the acks.
         ``key``: the key of the micro-batch. ``way``: the emitter, stream and receiver.
         ``all_dests``: the number of destinations.
         """
