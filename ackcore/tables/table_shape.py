@@ -338,8 +338,10 @@ def recorded(shape: TableShape) -> dict[str, Any]:
     }
 
 
-def read_shape(name: str, found: Mapping[str, Any]) -> TableShape:
-    """Rebuild the shape of a table from the JSON values of `recorded`, to read its rows.
+def read_shape(name: str, found: Mapping[str, Any], structure: Mapping[str, Any]) -> TableShape:
+    """Rebuild the shape of a table from JSON values, to read its rows.
+
+    ``found``: the values of `recorded`. ``structure``: those of `TableShape.structure`.
 
     Its aggregates cannot fold rows. The class of a user's own aggregate is not in the checkpoint,
     so its value is its state: a struct if the state has several columns.
@@ -347,14 +349,11 @@ def read_shape(name: str, found: Mapping[str, Any]) -> TableShape:
     stored, rows = _schema_of(found["stored"]), _schema_of(found["rows"])
     keys = tuple(rows.field(key) for key in found["key"])
     made: dict[str, Aggregate] = {}
-    at = 1 + len(keys)  # behind the hash and the key
     for value, kind in found["aggregates"].items():
-        prefix = f"_state.{value}."
-        states = []
-        while at < len(stored) and stored.field(at).name.startswith(prefix):
-            field = stored.field(at)
-            states.append(field.with_name(field.name.removeprefix(prefix)))
-            at += 1
+        # Not by the beginnings of their names: other values may be named "<value>.<more>".
+        names, prefix = structure["aggregates"][value]["states"], f"{_STATE}{value}."
+        fields = [field for field in stored if field.name in names]
+        states = [field.with_name(field.name.removeprefix(prefix)) for field in fields]
         made[value] = _RecordedAggregate(kind, states, rows.field(value).type)
     window = Window.of(found["window"]) if "window" in found else None
     types = {field.name: field.type for field in keys}

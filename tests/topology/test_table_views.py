@@ -236,7 +236,7 @@ def test_a_recorded_shape_reads_the_same_rows_and_the_state_of_own_folds():
     rows = pa.Table.from_pylist(SOME[0], ROWS)
     shape = TableShape.of("totals", ROWS, ["shop", "day"], {**kinds, "own": Spread()}, 5.0)
     states = fold_rows(shape, [rows], 1000)
-    read = read_shape("totals", json.loads(json.dumps(recorded(shape))))
+    read = read_shape("totals", *json.loads(json.dumps([recorded(shape), shape.structure()])))
     assert read.stored_schema == shape.stored_schema
     segment = TableSegment.open(write_segment(shape, states), read)
     stored = TableReader(read, [segment], 0).lookup(rows)
@@ -245,6 +245,15 @@ def test_a_recorded_shape_reads_the_same_rows_and_the_state_of_own_folds():
     assert told["own"].to_pylist() == [{"low": n, "high": n} for n in rows["euros"].to_pylist()]
     with pytest.raises(NotImplementedError):  # only the topology folds
         fold_rows(read, [rows], 0)
+
+
+def test_a_value_is_read_whose_name_begins_with_that_of_another():
+    rows = pa.Table.from_pylist(SOME[0], ROWS)
+    value = {"n": count(), "n.euros": sum_of("euros"), "n.euros.mean": mean_of("euros")}
+    shape = TableShape.of("totals", ROWS, "shop", value)
+    states = fold_rows(shape, [rows], 1000)
+    read = read_shape("totals", *json.loads(json.dumps([recorded(shape), shape.structure()])))
+    assert finished(read, states) == finished(shape, states)
 
 
 def _places(states, rows):

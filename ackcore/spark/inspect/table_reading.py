@@ -37,12 +37,12 @@ def read_table(path: str | os.PathLike[str], name: str, use: Callable[[TableSnap
 def _read(checkpoint: CheckpointView, name: str) -> TableSnapshot:
     meta, records = checkpoint.meta(), checkpoint.records()
     shapes = {} if meta is None else meta.get("tables", {})
-    if name not in shapes:
+    if meta is None or name not in shapes:
         raise ValueError(
             f"table must be one of the tables of {checkpoint.url}, got {name!r}; "
             + near_miss(name, list(shapes), "tables")
         )
-    shape = read_shape(name, shapes[name])
+    shape = read_shape(name, shapes[name], meta["structure"]["tables"][name])
     number = max(records.numbers(".done"), default=None)
     state = (TableRecords(records).of(number) or {}).get(name)
     files = checkpoint.segments()
