@@ -96,17 +96,19 @@ def _told(error: Exception) -> tuple[str, int]:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     ours = type(error).__module__.partition(".")[0] == "ackcore"
     text = str(error).strip() or type(error).__name__
+    notes = getattr(error, "__notes__", ())
+    code = FAILED
     if "TooManyDead" in kinds:
         code = NO
+    elif notes:
+        pass  # of `raised_by`: an error of the user's own module or function
     elif kinds & {"StateError", "FileNotFoundError"}:
         code = CHECKPOINT
     elif isinstance(error, ValueError | TypeError) and not ours:
         code = USAGE
-    else:
-        code = FAILED
-        if not ours:
-            text = f"{type(error).__name__}: {text.splitlines()[0]}"
-    return text + "".join(f" ({note})" for note in getattr(error, "__notes__", ())), code
+    if code == FAILED and not ours:
+        text = f"{type(error).__name__}: {text.splitlines()[0]}"
+    return text + "".join(f" ({note})" for note in notes), code
 
 
 # -- text -----------------------------------------------------------------------------------------

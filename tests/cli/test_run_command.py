@@ -170,6 +170,11 @@ def test_what_a_topology_raises_is_told_with_its_name(ackcore, tmp_path, monkeyp
     (tmp_path / "blank_jobs.py").write_text("def made(): raise OSError(' ')\n")
     said = ackcore("explain", "blank_jobs:made", code=4).stderr
     assert said == "ackcore: OSError: OSError (raised by blank_jobs:made)\n"
+    for n, error in enumerate(("ValueError('no price')", "FileNotFoundError(2, 'none', 'prices')")):
+        # Neither wrong usage nor a missing checkpoint.
+        (tmp_path / f"own_jobs_{n}.py").write_text(f"def made(): raise {error}\n")
+        said = ackcore("explain", f"own_jobs_{n}:made", code=4).stderr
+        assert said.startswith(f"ackcore: {error.partition('(')[0]}: ")
     (tmp_path / "worse_jobs.py").write_text("import no_such_module\n")
     said = ackcore("explain", "worse_jobs:made", code=4).stderr
     assert said.endswith("'no_such_module' (raised by the import of worse_jobs)\n")
