@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from xml.etree import ElementTree
@@ -21,6 +22,7 @@ from ackcore.cli import ui_command as ui
 from ackcore.cli.entry import MODULES
 from ackcore.cli.reporting import app_of
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.inspect.status import read_status
 from ackcore.ui.server import PageServer
 
 TOKEN = "a token ☠ of 24 letters"
@@ -60,6 +62,21 @@ def test_status_letters_and_topology(server, checkpoint):
     texts = [text.text for text in ElementTree.fromstring(svg.decode()).iter() if text.text]
     assert "60,000" in texts  # of 60 micro-batches
     assert "228,000" in texts
+
+
+def test_the_topology_takes_one_status_and_not_in_the_event_loop(server, monkeypatch):
+    """A store may answer late, and all other requests would wait."""
+    threads = []
+
+    def reading(*args, **keywords):
+        threads.append(threading.current_thread().name)
+        return read_status(*args, **keywords)
+
+    monkeypatch.setattr("ackcore.ui.server.read_status", reading)
+    monkeypatch.setattr("ackcore.ui.server._EVERY_S", 0)
+    assert ask(server.url, "api/0/topology.svg")[0] == 200
+    assert len(threads) == 1
+    assert threads != ["ackcore-ui"]
 
 
 @pytest.mark.parametrize("path", ["", "page.js", "page.css", "api/0/status", "api/9/status"])
