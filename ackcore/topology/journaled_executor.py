@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ackcore._arrow.record_batches import one_batch
 from ackcore._files.journal import MOST_BYTES, JournalAnswers
 from ackcore._files.journal_format import KEY_BYTES
 from ackcore.calls.outcomes import as_final
@@ -185,7 +186,7 @@ class Answers:
                     batches, misfits = self._streams[name].batches(rows[name])
                     if misfits:
                         raise misfits[0].error
-                    data = batches[0][1].serialize()
+                    data = one_batch([batch for _, batch in batches]).serialize()
                     parts += [_STREAM.pack(place, data.size), data.to_pybytes()]
         except KeyboardInterrupt:
             raise

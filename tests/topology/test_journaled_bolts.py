@@ -20,6 +20,7 @@ from ackcore.topology import journaled_executor as answers_module
 from ackcore.topology.components import AsyncBolt, BasicBolt, BatchBolt, Bolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.journaled_executor import Answers, context_of
+from ackcore.topology.row_conversion import RowSchema
 
 
 class Task:
@@ -204,6 +205,21 @@ def test_rows_that_do_not_fit_are_a_failure_that_is_kept(task):
     assert failed([first]) == failed([again])
     assert "must be int64, got str" in failed([again])[0].message
     assert failed([again])[0].final  # another attempt would pay for the call again
+
+
+@pytest.mark.parametrize("how_often", [1, 2])
+def test_rows_that_are_converted_in_parts_are_one_answer(task, monkeypatch, how_often):
+    """The whole may be more text than an array can hold, or memory is short for a moment."""
+    convert, fails = RowSchema.batch, [MemoryError("for a moment")] * how_often
+
+    def converting(schema, rows):
+        if fails:
+            raise fails.pop()
+        return convert(schema, rows)
+
+    monkeypatch.setattr(RowSchema, "batch", converting)
+    one = task(lambda t, collector: [collector.emit((n,)) for n in range(5)] and None)
+    assert emitted([one.process(7)]) == [(n, [0]) for n in range(5)]
 
 
 def test_an_answer_that_no_journal_takes_is_a_failure(task, monkeypatch):
