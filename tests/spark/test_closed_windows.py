@@ -37,7 +37,7 @@ from ackcore.spark.base.sources import kept_schemas
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.table_records import SegmentFiles
 from ackcore.spark.engine import act, batch, runs, table_changes
-from ackcore.spark.engine.closed_rows import ClosedReader
+from ackcore.spark.engine.closed_rows import read_closed
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.tables.table_snapshots import TableSnapshot, snapshot_of
 from ackcore.tables import collect, count, folding, session, sum_of, tumbling
@@ -362,14 +362,14 @@ def test_a_task_opens_only_the_segments_of_its_rows(tmp_path, monkeypatch):
         files = engine.state.segments
     assert len(closed) > 3
     shape = model.topology.tables["hours"].shape
-    read = ClosedReader(TableSnapshot(shape, closed, 0, files), 3)
+    snapshot = TableSnapshot(shape, closed, 0, files)
     opened, shops = [], []
     reading = SegmentFiles.read
     monkeypatch.setattr(
         SegmentFiles, "read", lambda self, of: (opened.append(of), reading(self, of))[1]
     )
     for task in range(3):
-        batches = [*read(iter([pa.record_batch({"id": [task]})]))]
+        batches = [*read_closed(snapshot, 3, iter([pa.record_batch({"id": [task]})]))]
         shops += [shop for batch in batches for shop in batch["shop"].to_pylist()]
         assert sum(map(len, batches)) == 20
     assert sorted(shops) == sorted(f"shop {n}" for n in range(60))

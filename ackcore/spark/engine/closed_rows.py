@@ -7,7 +7,8 @@ before has closed.  The segments are kept until the micro-batch that reads them 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -84,7 +85,7 @@ class ClosedRows(PlannedRows):
             segments = tuple(SegmentInfo.of(one) for one in body["segments"])
             tasks, spark = body["tasks"], self._spark
             closed = TableSnapshot(table.shape, segments, 0, self._state.segments)
-            read = ClosedReader(closed, tasks)
+            read = partial(read_closed, closed, tasks)
             ids: Any = None if spark is None else spark.range(0, tasks, 1, tasks)
             found.append(InputFrame(self._columns(spout), spout, Snapshot(ids, read), tasks=tasks))
         return found
@@ -122,20 +123,17 @@ class ClosedRows(PlannedRows):
         return self._is_read
 
 
-@dataclass(frozen=True)
-class ClosedReader:
-    """A function for ``mapInArrow``: takes task numbers, returns these tasks' rows of windows."""
+def read_closed(closed: TableSnapshot, tasks: int, batches: Batches) -> Batches:
+    """Yield the rows of windows for each task whose number is in ``batches``, for mapInArrow.
 
-    closed: TableSnapshot  # the rows, as the segments of a table
-    tasks: int  # the number of tasks that share the rows
-
-    def __call__(self, batches: Batches) -> Batches:
-        """Yield the rows of each task whose number is in the input."""
-        shape, segments, _, files, _ = self.closed
-        total = sum(segment.rows for segment in segments)
-        for batch in batches:
-            for task in batch.column(0).to_pylist():
-                start, stop = (total * at // self.tasks for at in (task, task + 1))
-                for stored in stored_rows(files, shape, segments, start, stop):
-                    rows: pa.Table = finished(shape, stored).combine_chunks()
-                    yield from rebatched(rows.to_batches(), _ROWS, CHUNK_BYTES)
+    ``closed``: the rows, as the segments of a table. ``tasks``: the number of tasks that share
+    them.
+    """
+    shape, segments, _, files, _ = closed
+    total = sum(segment.rows for segment in segments)
+    for batch in batches:
+        for task in batch.column(0).to_pylist():
+            start, stop = (total * at // tasks for at in (task, task + 1))
+            for stored in stored_rows(files, shape, segments, start, stop):
+                rows: pa.Table = finished(shape, stored).combine_chunks()
+                yield from rebatched(rows.to_batches(), _ROWS, CHUNK_BYTES)
