@@ -217,14 +217,11 @@ def test_damage_is_told_of_and_hides_no_other_letters(ackcore, checkpoint, lines
 
 REASONS = [Reason("a", "E", "one"), Reason("b", "E", "two"), Reason("a", "F", "One")]
 MAYBE = st.none() | st.sampled_from(["a", "b", "E", "F", "on", "lines", "clicks"])
+TIMES = st.none() | st.integers(0, 40) | st.sampled_from([-(10**20), 10**20])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.tuples(MAYBE, MAYBE, MAYBE, MAYBE),
-    st.tuples(st.none() | st.integers(0, 40), st.none() | st.integers(0, 40)),
-    st.integers(0, 40),
-)
+@given(st.tuples(MAYBE, MAYBE, MAYBE, MAYBE), st.tuples(TIMES, TIMES), st.integers(0, 40))
 def test_filters_are_those_of_plain_python(many_letters, texts, times, limit):
     """With row groups of seven letters, of three micro-batches, two of them in one file."""
     store, every = many_letters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import json
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -92,14 +93,15 @@ class LetterFilter:
             ("component", self.component, pc.equal),
             ("error_type", self.error_type, pc.equal),
             ("error_message", self.message, partial(pc.match_substring, ignore_case=True)),
-            ("last_ms", self.since_ms, pc.greater_equal),
-            ("last_ms", self.until_ms, pc.less),
         ):
             if value is not None and wanted.any():
-                column = read_letters(file.path, [name])[name]
-                if name == "last_ms":
-                    column = column.cast(TIME).cast(pa.int64())
-                wanted &= np.asarray(holds(column, value).fill_null(False).to_numpy(), np.bool_)
+                found = holds(read_letters(file.path, [name])[name], value)
+                wanted &= np.asarray(found.fill_null(False).to_numpy(), np.bool_)
+        for limit, is_within in ((self.since_ms, operator.ge), (self.until_ms, operator.lt)):
+            if limit is not None and wanted.any():
+                died = read_letters(file.path, ["last_ms"])["last_ms"]
+                # By numpy: Arrow refuses numbers of over 64 bits, which a user may give.
+                wanted &= is_within(died.cast(TIME).cast(pa.int64()).to_numpy(), limit)
         return np.flatnonzero(wanted)
 
 
