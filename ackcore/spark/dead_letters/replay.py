@@ -188,8 +188,9 @@ def _replay(
                     f"request must be a new id, got {name!r}, the id of a drop of letters"
                 )
             return Replay(name, counts_by_spout(note.rows), note.left_out or {})
+    where = LetterFilter() if where is None else where
     matching: Mapping[ObjectFile, Int64s] = {}
-    if where is not None and not isinstance(where, LetterFilter):
+    if not isinstance(where, LetterFilter):
         reading = import_module("ackcore.spark.dead_letters.reading")
         if kinds := kinds_of(store, spout):
             matching = reading.matching_rows(spark, kinds, notes, where)
@@ -199,12 +200,11 @@ def _replay(
     wanted: dict[str, list[_Chosen]] = {}
     left_out: Counter[str] = Counter()
     for each, file in files_of(store, spout):
-        some: Int64s | None = None
         if isinstance(where, LetterFilter):
             some = where.rows(file, each, notes)
-        elif where is not None:
+        else:
             some = matching.get(file.path, np.empty(0, np.int64))
-        if some is not None and not len(some):
+        if not len(some):
             continue
         one, batches, often = _choose(file, each, some, notes, again, bound)
         if often:
@@ -238,24 +238,17 @@ class _Chosen(NamedTuple):
 
 
 def _choose(
-    file: LetterFile,
-    spout: str,
-    chosen: Int64s | None,
-    notes: Sequence[Note],
-    again: bool,
-    bound: int,
+    file: LetterFile, spout: str, chosen: Int64s, notes: Sequence[Note], again: bool, bound: int
 ) -> tuple[_Chosen, BatchRows, int]:
     """Return the letters of a file to send, its rows, and the number of letters sent too often.
 
-    ``chosen``: the selected rows, by row number; None for all. ``notes``: all notes of the store.
-    ``again``: whether to send also letters that were sent before. ``bound``: the maximum number of
-    replays of a record.
+    ``chosen``: the numbers of the selected rows. ``notes``: all notes of the store. ``again``:
+    whether to send also letters that were sent before. ``bound``: the maximum number of replays of
+    a record.
     """
     rows, gone = gone_rows(file.path, spout, notes)
     sent, _ = sent_rows(rows, spout, notes)
-    wanted = ~gone
-    if chosen is not None:
-        wanted &= np.isin(np.arange(len(rows)), chosen)
+    wanted = np.isin(np.arange(len(rows)), chosen) & ~gone
     if not again:
         wanted &= sent == 0
     letters = read_letters(file.path, ["component", "error_type", "replays"])
