@@ -347,10 +347,7 @@ class Letters:
         assert new.source is not None
         digest = checksum_in(new.source)
         assert digest is not None, f"{os.fspath(new.source)} has no checksum in its name"
-        if there is not None and (
-            (there["checksum"], there["bytes"]) == (digest, new.nbytes)
-            or there.get("written") == digest
-        ):
+        if there is not None and digest in (there["checksum"], there.get("written")):
             return dict(there)
         key = self._new_key(spout, name, digest)
         size = adopt_object(new.source, self.store, key)
