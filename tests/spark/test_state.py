@@ -331,9 +331,10 @@ def test_a_killed_query_lets_go(checkpoint):
 def test_a_checkpoint_on_which_nothing_ran_becomes_anothers(checkpoint):
     with OPEN(checkpoint) as state:
         key = state.deployment_key
-    other = Topology(other=("value",))
+    other = Topology(other=("value",), clicks=("value",))
     with OPEN(checkpoint, topology=other, kind="stream") as state:
         assert state.deployment_key == key  # sinks know it by now
+        assert state.spout_order == ("other", "clicks")  # clicks may be closed windows
         state.write_plan(state.make_plan(0, 0))
     with pytest.raises(CheckpointForeign, match="belongs to another topology"):
         OPEN(checkpoint, kind="stream")

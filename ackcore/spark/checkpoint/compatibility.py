@@ -89,7 +89,7 @@ def claim(
     begun = meta["begun"] or (log is not None and bool(numbered(log)))
     if not begun and (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint):
         # No run yet, and Spark has read nothing: another topology may have the checkpoint.
-        meta = meta | {"kind": kind, **about(topology, meta["spout_order"])}
+        meta = meta | {"kind": kind, **about(topology)}
         # Not before all checks: the first write ends a query that runs on the checkpoint.
         records.write_meta(meta, with_next=True)
     if meta["kind"] != kind:
