@@ -244,7 +244,7 @@ BackendFactory = Callable[..., AckerBackend]
 def load_backend(name: str) -> BackendFactory:
     """Return the factory that makes the ledgers of a backend.
 
-    Raises ValueError if no backend has this name, or several packages registered it. Raises
+    Raises ValueError if no backend has this name, or it was registered with two values. Raises
     ImportError if it cannot be loaded; the cause is in the message and attached. Raises TypeError
     if the registered object is not callable.
 
@@ -272,8 +272,8 @@ def _registered(name: str) -> importlib.metadata.EntryPoint:
         return next(iter(found.values()))
     if found:
         raise ValueError(
-            f"several packages registered a backend {name!r}: {', '.join(sorted(found))}; "
-            "uninstall all but one"
+            f"backend {name!r} must be registered once, and is {', '.join(sorted(found))}; "
+            "uninstall the other packages, or remove the other entry points of the package"
         )
     known = sorted({*_OURS, *points.names})
     raise ValueError(f"no backend has the name {name!r}; the known names are {', '.join(known)}")

@@ -381,6 +381,8 @@ def are_alike(one: pa.Array, other: pa.Array) -> bool:
     if is_list(arrow_type):
         lengths = [column.value_lengths().fill_null(0) for column in (one, other)]
         return bool(lengths[0].equals(lengths[1])) and are_alike(one.flatten(), other.flatten())
+    if kind.is_dictionary(arrow_type):
+        return are_alike(one.dictionary_decode(), other.dictionary_decode())
     if kind.is_floating(arrow_type):
         was, now = (column.fill_null(0).to_numpy(zero_copy_only=False) for column in (one, other))
         same = (was == now) & (np.signbit(was) == np.signbit(now))

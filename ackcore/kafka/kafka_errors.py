@@ -73,7 +73,10 @@ class ReadTimedOut(TimeoutError):
         self.range, self.timeout_s, self.cause = range, timeout_s, cause
 
     def __str__(self) -> str:
-        return f"no record of {self.range} has come for {self.timeout_s:g} s: {self.cause}"
+        return (
+            f"no record of {self.range} has come for {self.timeout_s:g} s: {self.cause}; check "
+            "that the partition has a leader, and that this host can reach it"
+        )
 
 
 class ReadFailed(RuntimeError):
@@ -91,7 +94,10 @@ class ReadFailed(RuntimeError):
         self.range, self.code, self.cause = range, code, cause
 
     def __str__(self) -> str:
-        return f"{self.range} cannot be read: {self.cause}"
+        return (
+            f"{self.range} cannot be read: {self.cause}; check the topic, and the permissions of "
+            "this user"
+        )
 
 
 def error_text(error: KafkaError) -> str:

@@ -139,10 +139,14 @@ class KafkaSpout:
         return self.schema.set(place, pa.field("value", self.value_type))
 
     def reads(self, topic: str) -> bool:
-        """Return whether a topic's name is one of ``topics``, or matches all of ``pattern``."""
+        """Return whether a topic's name is one of ``topics``, or matches all of ``pattern``.
+
+        A pattern matches no name that begins with ``__``, as those of Kafka's own topics do.
+        """
         if self.topics is not None:
             return topic in self.topics
-        return re.fullmatch(self.pattern or "", topic) is not None
+        found = re.fullmatch(self.pattern or "", topic)
+        return found is not None and not topic.startswith("__")
 
     def __repr__(self) -> str:
         what = f"pattern={self.pattern!r}" if self.topics is None else f"{list(self.topics)}"

@@ -78,6 +78,12 @@ def test_other_columns_are_refused(columns, error, says):
     assert says in str(raised.value)
 
 
+def test_a_column_whose_name_two_columns_have_is_refused():
+    schema = pa.schema([("k", pa.string()), ("v", pa.string()), ("k", pa.string())])
+    with pytest.raises(ValueError, match=r"key must be one of .* k, got 'k', of which two have"):
+        MessageColumns(key="k").check("sink 'out'", schema)
+
+
 def test_what_json_has_nothing_for_is_refused_if_it_goes_there():
     schema = pa.schema([("k", pa.string()), ("took", pa.duration("us"))])
     MessageColumns(value="k").check("sink 'out'", schema)

@@ -19,8 +19,8 @@ from ackcore.kafka.ranges import OffsetRange
     [
         (OffsetsLost(OffsetRange("t", 0, 5, 9), 7, 20), "t-0 [5, 9) .* below 7 were deleted"),
         (OffsetsLost(OffsetRange("t", 0, 50, 90), 0, 20), "ends at offset 20; .* truncated"),
-        (ReadTimedOut(OffsetRange("t", 0, 5, 9), 3.0, "why"), "for 3 s: why"),
-        (ReadFailed(OffsetRange("t", 0, 5, 9), "CODE", "why"), "cannot be read: why"),
+        (ReadTimedOut(OffsetRange("t", 0, 5, 9), 3.0, "why"), "for 3 s: why; check that the part"),
+        (ReadFailed(OffsetRange("t", 0, 5, 9), "CODE", "why"), "cannot be read: why; check the t"),
     ],
 )
 def test_errors_come_through_pickle_as_they_are(error, says):

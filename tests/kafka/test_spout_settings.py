@@ -96,3 +96,17 @@ def test_a_builder_knows_what_a_spout_emits():
     assert builder.build().structure["spouts"]["s"]["source"] == "kafka"
     assert one.source.emits.field("value").type == pa.int64()
     assert one.source.schema.field("value").type == pa.binary()
+
+
+@pytest.mark.parametrize(
+    ("topics", "pattern", "topic", "reads"),
+    [
+        (None, ".*", "orders", True),
+        (None, ".*", "__consumer_offsets", False),
+        (None, "orders", "orders-dead", False),
+        (["__x"], None, "__x", True),
+    ],
+)
+def test_a_pattern_finds_none_of_kafkas_own_topics(topics, pattern, topic, reads):
+    spout = KafkaSpout(topics, pattern=pattern, bootstrap_servers="localhost:1")
+    assert spout.reads(topic) is reads

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ackcore._arrow.lossless import are_alike
 from ackcore._arrow.record_batches import cast_column
 from ackcore.topology import BasicBolt, BatchBolt
 from ackcore.topology.executors import executor_for
@@ -484,6 +485,13 @@ def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, word
 )
 def test_a_column_that_loses_nothing_is_cast(column, arrow_type, values):
     assert len(emitted(Column(column, arrow_type))) == values
+
+
+def test_dictionaries_are_compared_by_their_values():
+    kind = pa.dictionary(pa.int8(), pa.float64())
+    one = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), [math.nan, -0.0])
+    assert are_alike(pa.array([{"a": v} for v in one], pa.struct([("a", kind)])).field(0), one)
+    assert not are_alike(one, pa.array([math.nan, 0.0], kind))
 
 
 @pytest.mark.parametrize("depth", ["map", "list", "struct"])
