@@ -112,6 +112,10 @@ def test_a_statement_is_not_shown_in_any_language_of_the_jvm(said):
         ("42000", 20_001, "42000", False),
         ("45000", 1644, "45000", True),  # MySQL's SIGNAL
         ("HY000", 1205, "HY000", False),  # MySQL's time-out of a lock
+        ("S0001", 50_000, "45000", True),  # SQL Server's RAISERROR with a text
+        ("S0255", 51_000, "45000", True),  # its THROW
+        ("S0001", 8134, "S0001", False),  # its division by zero
+        ("40001", 60_000, "40001", False),
     ],
 )
 def test_errors_of_triggers_are_known_in_each_database(
@@ -127,6 +131,22 @@ def test_errors_of_triggers_are_known_in_each_database(
     with pytest.raises(JdbcError, match="ORA-20001") as raised:
         Server("jdbc:oracle:thin:@db", {}).call(fail)
     assert (raised.value.sqlstate, raised.value.is_raised) == (becomes, is_raised)
+
+
+def test_a_trigger_that_has_ended_the_transaction_is_named():
+    """SQL Server's THROW does in a trigger: there is no savepoint to go back to."""
+    ended, raised = JdbcError("no savepoint", "S0001"), JdbcError("no such word", "45000")
+
+    def fails(error):
+        raise error
+
+    transaction = object.__new__(jdbc_transaction.JdbcTransaction)
+    transaction.connection = SimpleNamespace(
+        can_save=True, save=lambda: "s", rollback=lambda saved: fails(ended)
+    )
+    transaction._move_some = lambda *arguments: fails(raised)
+    with pytest.raises(JdbcError, match="no such word"):
+        transaction._try_move({}, [], 0, 1)
 
 
 def test_the_advice_names_a_sink_as_it_is_in_the_marker_table():

@@ -94,11 +94,12 @@ def to_jdbc(
     -----
     A row that violates a constraint, or has a value that does not fit its column, is refused: its
     record becomes a dead letter with the database's error, and the other rows are written. A row
-    for which a trigger raises an error (SQLSTATE 45000, Oracle's raise_application_error) is
-    refused, too, unless a micro-batch has several rows and none can be written. More than 10,000
-    refused rows in a micro-batch end the query (`TooManyRefused`), and none of its rows is written.
-    In a database without savepoints, a violated constraint fails the whole micro-batch. The user
-    must be able to create and drop tables in the schema of `table`.
+    for which a trigger raises an error (SQLSTATE 45000, Oracle's raise_application_error, SQL
+    Server's RAISERROR and THROW) is refused, too, unless the trigger ends the transaction, or a
+    micro-batch has several rows and none can be written. More than 10,000 refused rows in a
+    micro-batch end the query (`TooManyRefused`), and none of its rows is written. In a database
+    without savepoints, a violated constraint fails the whole micro-batch. The user must be able to
+    create and drop tables in the schema of `table`.
     """
     return JdbcSink(url, table, keys, properties, marker)
 

@@ -108,8 +108,8 @@ class Server:
             state, text = "", one_line(error)
             if java is not None:
                 state, text = java.getSQLState(), java.getMessage() or text
-                if state == "72000":
-                    state = _state_of_oracle(java.getErrorCode())
+                if state.startswith(("72000", "S0")):
+                    state = _standard_state(state, java.getErrorCode())
             # The error for a null quotes no value.
             hidden = state.startswith(REFUSALS) and state != _NOT_NULL
             shown = f"SQLSTATE {state}" if hidden else text
@@ -128,11 +128,17 @@ class Server:
         return f"{self.shown()}: {' '.join(self.redacted(text).split())[:_LONGEST]}"
 
 
-def _state_of_oracle(code: int) -> str:
-    """Return the SQLSTATE for an error of Oracle, which has 72000 for many."""
+def _standard_state(state: str, code: int) -> str:
+    """Return the standard SQLSTATE of an error of a user's trigger; others mostly unchanged.
+
+    ``state``: 72000, Oracle's for many errors, or S0 and the number that SQL Server has as state.
+    ``code``: the database's number of the error.
+    """
+    if state != "72000":
+        return "45000" if code >= 50_000 else state  # THROW and RAISERROR
     if 20_000 <= code <= 20_999:  # raise_application_error
         return "45000"
-    return "22001" if code == 12_899 else "72000"  # the value is too large for the column
+    return "22001" if code == 12_899 else state  # the value is too large for the column
 
 
 def _of_database(error: BaseException) -> Any:

@@ -413,7 +413,10 @@ class JdbcTransaction:
         except JdbcError as error:
             if saved is None or not (error.is_raised or error.sqlstate.startswith(REFUSALS)):
                 raise
-            self.connection.rollback(saved)
+            try:
+                self.connection.rollback(saved)
+            except JdbcError:  # a trigger has ended the transaction, as SQL Server's THROW does
+                raise error from None
             return error
         self._any_moved = self._any_moved or moved > 0
         return None
