@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -127,13 +127,21 @@ def cell(text: object) -> Text:
 
 
 def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return an empty table with these columns; those in ``right`` are aligned to the right."""
+    """Return an empty table with these columns; those in ``right`` are aligned to the right.
+
+    Title and columns may have names from users, in which rich must find no markup.
+    """
     # Titles wrap at their table's width.
     made = Table(
-        title=title, title_justify="left", title_style="bold", box=None, min_width=len(title) + 2
+        title=cell(title),
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        min_width=len(title) + 2,
     )
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        made.add_column(cell(column), justify=justify, overflow="fold")
     return made
 
 

@@ -16,7 +16,7 @@ from checkpoints import OPEN, run_one
 from rich.console import Console
 from screens import recorded
 
-from ackcore.cli import checkpoint_commands
+from ackcore.cli import checkpoint_commands, reporting
 from ackcore.spark.engine.progress import Account, Counts, Progress
 from ackcore.spark.inspect import reason_counts as reasons
 from ackcore.spark.inspect.status import Logged
@@ -204,3 +204,11 @@ def test_help_and_version(ackcore):
     assert ackcore("--version").stdout.startswith("ackcore ")
     assert ackcore("status", code=2)
     assert ackcore("nonsense", code=2)
+
+
+def test_names_in_titles_and_columns_are_shown_as_they_are(capsys):
+    shown = reporting.table("table [bold]t", "[red]n\x1b", "b")
+    shown.add_row("1", "2")
+    reporting.console().print(shown)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:2] == ["table [bold]t", "[red]n\\x1b  b"]
