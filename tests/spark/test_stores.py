@@ -602,6 +602,15 @@ def test_of_a_connection_that_fails_the_cause_is_told_whole():
     )
 
 
+def test_who_has_another_time_is_told_to_set_the_clock():
+    store, said = ObjectStore("s3://bucket/place"), "<Code>RequestTimeTooSkewed</Code>"
+    for how in ("read", "written"):
+        says = r"Skewed\)\. Set the clock of this machine"
+        with pytest.raises(StateError, match=says) as told, store._asking("head", how):
+            raise PermissionError(f"non-2xx status code: 403 Forbidden: <Error>{said}")
+        assert "credentials" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("url", "names"),
     [
@@ -618,6 +627,11 @@ def test_who_has_no_credentials_is_told_their_names_and_how_to_look(url, names):
         raise OSError(f"{asked}non-2xx status code: 403 Forbidden: no")
     assert f"credentials from the environment ({names}) or the role" in str(error.value)
     assert str(error.value).endswith(f"To find the cause: ackcore doctor {url}")
+    expired = "non-2xx status code: 400 Bad Request: <Error><Code>ExpiredToken</Code>"
+    says = r"expired\. Driver .* that last\."
+    with pytest.raises(StoreUnavailable, match=says) as error, store._asking("head"):
+        raise OSError(f"Error performing GET http://h/k - Server returned {expired}")
+    assert names in str(error.value)
     with pytest.raises(StoreUnavailable) as error, store._asking("head"):
         raise OSError("Error performing GET http://h/k - Server returned non-2xx status code: 500")
     assert "credentials" not in str(error.value)

@@ -85,6 +85,10 @@ _METADATA = re.compile(r" https?://(?:169\.254\.|metadata)[^/]*/")
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 #: Codes of S3, and of Ceph, for a request that met another one for its object.
 _COLLISION = re.compile("ConditionalRequestConflict|OperationAborted|ConcurrentModification")
+#: Codes of S3 and GCS for a request whose time is not that of the service, and for temporary
+#: credentials that have expired: status 400.
+_SKEWED = re.compile("RequestTimeTooSkewed|RequestExpired")
+_EXPIRED = re.compile("ExpiredToken|TokenRefreshRequired")
 _AZURE_NAMES = "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN"
 #: The usual environment variables for credentials.
 _CREDENTIALS = {
@@ -348,9 +352,13 @@ class ObjectStore:
         except (PermissionError, errors.PermissionDeniedError, errors.UnauthenticatedError) as bad:
             changes = how in ("written", "deleted")
             kind = CheckpointReadOnly if changes else StateError
+            way_out = (
+                f"{self._credentials()} with the rights to read, write, list and delete objects"
+            )
+            if _SKEWED.search(str(bad)):
+                way_out = "Set the clock of this machine: the service has another time"
             raise kind(
-                f"{self._named(key)} cannot be {how} ({told(bad)}). {self._credentials()} with the "
-                "rights to read, write, list and delete objects"
+                f"{self._named(key)} cannot be {how} ({told(bad)}). {way_out}"
                 + ("; then start again" if changes else f". {self._doctor()}")
             ) from None
         except (errors.BaseError, OSError) as bad:
@@ -362,6 +370,8 @@ class ObjectStore:
             if _METADATA.search(str(bad)):  # obstore asks it if the environment has no credentials
                 what += "; the error is from the service that assigns roles to machines and pods. "
                 what += self._credentials()
+            elif _EXPIRED.search(str(bad)):
+                what += f"; the credentials have expired. {self._credentials()} that last"
             raise StoreUnavailable(
                 f"{what}. All that was recorded before is kept"
                 + (f". {self._doctor()}" if how == "read" else "; remove the cause and start again")
