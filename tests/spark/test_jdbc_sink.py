@@ -291,6 +291,23 @@ def test_rows_that_need_rows_behind_them_are_refused_only_without_these(derby, t
     assert derby.rows("id") == [(1,), (2,), (3,), (4,)]
 
 
+def test_all_rows_of_a_key_that_are_refused_are_found_at_once(derby, tmp_path):
+    """Else each call of the sink, with jobs of its own, would find one more of them."""
+    derby.execute(
+        'CREATE TABLE words (word VARCHAR(5) NOT NULL PRIMARY KEY, "n" INT CHECK ("n" < 100), '
+        '"of" VARCHAR(5))',
+        'ALTER TABLE words ADD FOREIGN KEY ("of") REFERENCES words',
+    )
+    schema = pa.schema([("word", pa.string()), ("n", pa.int32()), ("of", pa.string())])
+    rows = [("a", 1, "a"), ("a", 2, "a"), *(("a", 100 + n, "a") for n in range(5)), ("b", 3, "a")]
+    rows += [*(("b", n, f"z{n}") for n in range(5)), ("c", 4, "a"), ("c", 100, "a"), ("c", 5, "a")]
+    rows += [("d", 100, "a"), ("d", 5, "z")]
+    file = row_file(tmp_path, [(*row, None) for row in rows], schema=schema)
+    told = written_without_refused(derby.sink(keys="word"), derby.accepted([file]))
+    assert sorted(place for _, place in told) == [*range(2, 7), *range(8, 13), 16, 17]
+    assert derby.rows() == [("a", 2), ("b", 3), ("c", 5)]
+
+
 def test_a_row_whose_time_is_too_far_for_microseconds_is_refused(derby, tmp_path):
     derby.execute('CREATE TABLE words ("n" INT, "at" TIMESTAMP)')
     schema = pa.schema([("n", pa.int32()), ("at", pa.timestamp("s"))])

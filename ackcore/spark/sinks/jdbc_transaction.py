@@ -23,6 +23,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
@@ -318,7 +319,7 @@ class JdbcTransaction:
             )
         check_fence()
         if keys:
-            self._drop_earlier(keys)
+            self._put_aside(keys)
         self._move_all(wanted, keys)
 
     def _index(self, keys: Sequence[str]) -> None:
@@ -334,16 +335,39 @@ class JdbcTransaction:
         except JdbcError:
             self.connection.rollback()
 
-    def _drop_earlier(self, keys: Sequence[str]) -> None:
-        """Delete all staged rows except the last of each key."""
+    def _put_aside(self, keys: Sequence[str]) -> None:
+        """Make the numbers of all staged rows negative, except the last row of each key.
+
+        Row n gets the number -1 - n. Rows with negative numbers are not moved.
+        """
         row = self.connection.quoted(_ROW)
-        same = " AND ".join(f"b.{key} = a.{key}" for key in keys)
-        # DISTINCT: otherwise MySQL merges the subquery into the DELETE and refuses the result.
+        # DISTINCT: otherwise MySQL merges the subquery into the UPDATE and refuses the result.
         self.connection.execute(
-            f"DELETE FROM {self._staging} WHERE {row} IN (SELECT d.{row} FROM (SELECT DISTINCT"
-            f" a.{row} FROM {self._staging} a, {self._staging} b WHERE {same}"
-            f" AND b.{row} > a.{row}) d)"
+            f"UPDATE {self._staging} SET {row} = -1 - {row} WHERE {row} IN (SELECT d.{row} FROM"
+            f" (SELECT DISTINCT a.{row} FROM {self._staging} a, {self._staging} b"
+            f" WHERE {_equal('a', 'b', keys)} AND b.{row} > a.{row}) d)"
         )
+
+    def _earlier(self, number: int, keys: Sequence[str]) -> int | None:
+        """Delete a staged row that is refused; return the number of the row in its place.
+
+        That is the last row with its key that was put aside. If there is none, return None and
+        delete nothing.
+        """
+        row, stage = self.connection.quoted(_ROW), self._staging
+        (found,) = self.connection.row(
+            f"SELECT MIN(b.{row}) FROM {stage} a, {stage} b WHERE {_equal('a', 'b', keys)}"
+            f" AND a.{row} = ? AND b.{row} < 0",
+            number,
+        ) or [None]
+        if found is None:
+            return None
+        earlier = -1 - int(found)
+        self.connection.execute(f"DELETE FROM {stage} WHERE {row} = ?", number)
+        self.connection.execute(
+            f"UPDATE {stage} SET {row} = ? WHERE {row} = ?", earlier, int(found)
+        )
+        return earlier
 
     def _move_all(self, wanted: dict[str, str], keys: list[str]) -> None:
         """Move the staged rows into the table.
@@ -359,21 +383,36 @@ class JdbcTransaction:
         refused: dict[int, JdbcError] = {}
         raised = 0
         pending: list[tuple[int, int, JdbcError | None]] = [(0, len(numbers), error)]
+        of_others: list[int] = []
+
+        def try_earlier(number: int) -> None:
+            earlier = self._earlier(number, keys) if keys else None
+            if earlier is not None:
+                at = int(np.searchsorted(numbers, earlier))
+                pending.append((at, at + 1, None))
+
         while pending:
             start, stop, why = pending.pop()
             why = why or self._try_move(wanted, keys, *numbers[[start, stop - 1]].tolist())
-            if why is None:
-                continue
-            if stop - start == 1:
-                refused[int(numbers[start])] = why
+            if why is not None and stop - start == 1:
+                number = int(numbers[start])
+                refused[number] = why
                 raised += why.is_raised
                 if raised >= _HOPELESS and not self._any_moved:
                     raise error
                 self._check(refused)
-            else:
+                if why.sqlstate in OF_OTHERS:
+                    of_others.append(number)
+                else:
+                    try_earlier(number)
+            elif why is not None:
                 middle = (start + stop) // 2
                 pending += [(middle, stop, None), (start, middle, None)]
-        self._move_again(wanted, keys, refused)
+            if not pending:
+                self._move_again(wanted, keys, of_others, refused)
+                for number in of_others:
+                    try_earlier(number)
+                of_others.clear()
         if not refused:
             return
         of_null = any(why.sqlstate in _OF_NULL for why in refused.values())
@@ -384,21 +423,26 @@ class JdbcTransaction:
         raise self._batch.refuse(list(refused), list(refused.values()))
 
     def _move_again(
-        self, wanted: dict[str, str], keys: list[str], refused: dict[int, JdbcError]
+        self,
+        wanted: dict[str, str],
+        keys: list[str],
+        of_others: list[int],
+        refused: dict[int, JdbcError],
     ) -> None:
-        """Move refused rows again, as long as one is moved, if they may depend on other rows.
+        """Move refused rows that may depend on other rows again, as long as one is moved.
 
         A row may refer to a row behind it, which was not moved when this one was refused.
-        ``refused``: the errors by row number, from which the moved rows are deleted.
+        ``of_others``: the numbers of these rows. Moved rows are removed from it and ``refused``.
         """
         is_progress = True
         while is_progress:
-            of_others = [n for n, why in refused.items() if why.sqlstate in OF_OTHERS]
+            is_progress = False
             # The last one first: of rows that refer to the next one, all are moved.
-            moved = [n for n in reversed(of_others) if not self._try_move(wanted, keys, n, n)]
-            for row in moved:
-                del refused[row]
-            is_progress = bool(moved)
+            for number in sorted(of_others, reverse=True):
+                if self._try_move(wanted, keys, number, number) is None:
+                    of_others.remove(number)
+                    del refused[number]
+                    is_progress = True
 
     def _try_move(
         self, wanted: dict[str, str], keys: list[str], first: int, last: int
@@ -428,7 +472,7 @@ class JdbcTransaction:
         within = f"s.{row} >= ? AND s.{row} <= ?"
         missing, moved = "", 0
         if keys:
-            same = " AND ".join(f"s.{key} = {table}.{key}" for key in keys)
+            same = f"{_equal('s', table, keys)} AND s.{row} >= 0"
             sets = [
                 f"{column} = (SELECT s.{column} FROM {stage} s WHERE {same})"
                 for column in columns
@@ -467,6 +511,11 @@ class JdbcTransaction:
                 connection.rollback()
                 return
             raise error  # the table exists; its name must stay recorded
+
+
+def _equal(one: str, other: str, keys: Sequence[str]) -> str:
+    """Return the condition in SQL that the keys of two tables are equal."""
+    return " AND ".join(f"{one}.{key} = {other}.{key}" for key in keys)
 
 
 def _in_jvms_zone(rows: DataFrame) -> tuple[DataFrame, DataFrame | None]:
