@@ -437,6 +437,21 @@ def test_a_table_partitioned_by_a_column_that_the_stream_lacks_is_refused(lake, 
         check_sink("count", to_iceberg("shop.parts", lake), less)
 
 
+def test_a_table_that_was_partitioned_by_a_dropped_column_is_refused(lake):
+    """Format version 1 keeps the partition, and pyiceberg does not find its column."""
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64())])
+    with contextlib.closing(load_catalog(**lake)) as catalog:
+        catalog.create_table("shop.parts", schema, properties={"format-version": "1"})
+    with table(lake, "shop.parts").update_spec() as update:
+        update.add_identity("k")
+    with table(lake, "shop.parts").update_spec() as update:
+        update.remove_field("k")
+    with table(lake, "shop.parts").update_schema() as update:
+        update.delete_column("k")
+    with pytest.raises(ValueError, match="parts is partitioned by 'k', which the stream does not"):
+        check_sink("count", to_iceberg("shop.parts", lake), pa.schema([("n", pa.int64())]))
+
+
 @pytest.mark.parametrize(
     ("there", "have"),
     [

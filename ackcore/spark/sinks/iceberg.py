@@ -189,7 +189,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
             ) from None
         self._check_columns(what, schema, there)
         for part in table.spec().fields:
-            source: Any = there.find_column_name(part.source_id)
+            source = there.find_column_name(part.source_id) or part.name  # it may be dropped
             if not _path(schema, source):
                 raise ValueError(
                     f"{what}: table {self.table} is partitioned by {source!r}, which the stream "
@@ -485,7 +485,7 @@ def _partition_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
     switches = ("enabled", "partitioned-paths")
     layout = [properties.get(f"write.object-storage.{one}") for one in switches]
     for part in metadata.spec().fields:
-        name = there.find_column_name(part.source_id)
+        name = there.find_column_name(part.source_id) or part.name
         if not (path := _path(schema, name)):
             continue
         field, kind, transform = path[-1], there.find_type(part.source_id), part.transform
