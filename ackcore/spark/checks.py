@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from ackcore._arrow.hashing import hash_columns
-from ackcore._error_hints import nearest
+from ackcore._error_hints import nearest, refuse_uncalled
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.paths import below, is_hidden
 from ackcore.spark.base.schemas import unfit_for_parquet
@@ -101,6 +101,7 @@ def check_options(dead_letters: Place, accept_changes: bool, clock: Callable[[],
     Raises TypeError or ValueError unless ``dead_letters`` is a path, a URL, a topic or None,
     ``accept_changes`` is a bool, and ``clock`` is callable.
     """
+    refuse_uncalled(dead_letters, "dead_letters")
     if dead_letters is not None and not isinstance(dead_letters, DeadLetterTopic):
         place_of(dead_letters, "dead_letters")
     if not isinstance(accept_changes, bool):

@@ -12,7 +12,15 @@ import pytest
 from pyspark import cloudpickle
 from streams import in_line
 
-from ackcore.spark import RunFailed, dead_letters, replay, run_batch, start, to_parquet
+from ackcore.spark import (
+    DeadLetterTopic,
+    RunFailed,
+    dead_letters,
+    replay,
+    run_batch,
+    start,
+    to_parquet,
+)
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.workers import refuse_unpicklable
 from ackcore.topology import BasicBolt
@@ -65,6 +73,10 @@ def test_what_is_no_session_is_refused(spark, tmp_path, entry_point, numbers, st
         ({"clock": 5}, "clock must be callable, got int 5"),
         ({"accept_changes": "no"}, "accept_changes must be True or False, got str 'no'"),
         ({"dead_letters": 5}, "dead_letters must be a str or a path, got int"),
+        (
+            {"dead_letters": DeadLetterTopic},
+            r"got the class DeadLetterTopic; pass DeadLetterTopic\(",
+        ),
         ({"wait": 1.5}, r"wait must be callable, got float 1\.5"),
     ],
 )
