@@ -402,6 +402,31 @@ def test_the_last_row_of_a_key_is_kept_if_another_must_be_written_first(postgres
     assert found == [("k1", "y"), ("k2", "z"), ("k3", None)]
 
 
+@pytest.mark.parametrize(
+    ("keys", "partitions"), [(None, ""), ("word", ""), (None, "PARTITION BY RANGE (id)")]
+)
+def test_a_sequence_behind_the_rows_of_its_table_refuses_none(
+    postgres, sink, tmp_path, keys, partitions
+):
+    """As after a restore. Each attempt takes numbers of it, until it has passed the rows."""
+    execute(
+        postgres,
+        f"CREATE TABLE words (id serial PRIMARY KEY, word text, n bigint) {partitions}",
+        "CREATE TABLE part PARTITION OF words DEFAULT"
+        if partitions
+        else "CREATE UNIQUE INDEX ON words (word)",
+        "INSERT INTO words (id, word) SELECT n, 'old' || n FROM generate_series(1, 20) n",
+    )
+    one = sink(postgres, keys=keys)
+    for number, rows in enumerate(([("a", 1, None)], [("b", 2, None), ("c", 3, None)])):
+        batch = accepted([row_file(tmp_path, rows)], number)
+        for _ in range(20):
+            with suppress(errors.UniqueViolation):
+                assert one.write(batch) is None
+    found = execute(postgres, "SELECT word, n FROM words WHERE id > 20 ORDER BY word")
+    assert found == [("a", 1), ("b", 2), ("c", 3)]
+
+
 # -- servers, rights, connections ------------------------------------------------------------------
 
 

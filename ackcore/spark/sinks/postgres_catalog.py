@@ -100,6 +100,24 @@ def unique_indexes(
     return [(may_be, equal) for names, may_be, equal in found if set(names) == set(keys)]
 
 
+def indexes_of_defaults(connection: Connection, table: str, names: Sequence[str]) -> set[str]:
+    """Return the names of the unique indexes of a table in which a row gets only default values.
+
+    All columns of such an index have a default or are an identity, such as a serial number, and are
+    not among ``names``, the stream's columns. Indexes of partitions are among them.
+    """
+    found = connection.execute(
+        "SELECT relname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
+        " WHERE (indrelid = to_regclass(%s) OR indrelid IN"
+        " (SELECT relid FROM pg_partition_tree(to_regclass(%s))))"
+        " AND indisunique AND indexprs IS NULL AND NOT EXISTS (SELECT 1 FROM pg_attribute"
+        " WHERE attrelid = indrelid AND attnum = ANY (indkey[:indnkeyatts - 1]) AND (attname ="
+        " ANY (%s) OR attgenerated <> '' OR NOT (atthasdef OR attidentity <> '')))",
+        [table, table, list(names)],
+    )
+    return {name for (name,) in found}
+
+
 def session_name(deployment: str, sink: str) -> str:
     """Return the application name for the connections of one sink of one checkpoint."""
     # PostgreSQL cuts long names and replaces each character outside of ASCII by a question mark.

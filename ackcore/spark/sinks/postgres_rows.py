@@ -20,6 +20,7 @@ from ackcore.spark.sinks.copy_format import as_csv
 from ackcore.spark.sinks.postgres_catalog import (
     Connection,
     columns_of,
+    indexes_of_defaults,
     quoted,
     takes_copy,
     unique_indexes,
@@ -85,6 +86,7 @@ class PostgresRows:
         #: For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
         self._arrays = [name in columns and columns[name].is_array for name in self._names]
         self._takes_copy = takes_copy(connection, table)
+        self._of_defaults = indexes_of_defaults(connection, table, self._names)
         #: The errors of refused rows, by row number.
         self._refused: dict[int, psycopg.Error] = {}
         #: Whether any row was written into the table, or into the temporary table.
@@ -226,11 +228,13 @@ class PostgresRows:
     def _is_of_table(self, error: psycopg.Error) -> bool:
         """Return whether the table may have caused an error, and not the values of a row.
 
-        Such errors are violations of a policy, missing rights and features, internal errors, and
-        nulls in a column that the stream does not have, or that PostgreSQL does not name.
+        Such errors are violations of a policy, missing rights and features, internal errors, nulls
+        in a column that the stream does not have, or that PostgreSQL does not name, and default
+        values that exist: the sequence of a restored table may be behind its rows.
         """
         is_null = error.sqlstate == _NOT_NULL and error.diag.column_name not in self._names
-        return is_null or (error.sqlstate or "").startswith(_OF_TABLE)
+        is_default = error.diag.constraint_name in self._of_defaults
+        return is_null or is_default or (error.sqlstate or "").startswith(_OF_TABLE)
 
     def _bisect(
         self,
