@@ -308,6 +308,19 @@ def test_all_rows_of_a_key_that_are_refused_are_found_at_once(derby, tmp_path):
     assert derby.rows() == [("a", 2), ("b", 3), ("c", 5)]
 
 
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_sequence_at_its_end_refuses_none(derby, tmp_path, keys):
+    """Though other rows could be written before it ended."""
+    derby.execute(
+        "CREATE TABLE words (id SMALLINT GENERATED ALWAYS AS IDENTITY (START WITH 32766), word "
+        'VARCHAR(5) NOT NULL UNIQUE, "n" INT)'
+    )
+    rows = [(word, 1, None) for word in "abcd"]
+    with pytest.raises(JdbcError, match="No more values can be obtained"):
+        derby.sink(keys=keys).write(derby.accepted([row_file(tmp_path, rows)]))
+    assert derby.rows() == []
+
+
 def test_a_row_whose_time_is_too_far_for_microseconds_is_refused(derby, tmp_path):
     derby.execute('CREATE TABLE words ("n" INT, "at" TIMESTAMP)')
     schema = pa.schema([("n", pa.int32()), ("at", pa.timestamp("s"))])

@@ -427,6 +427,20 @@ def test_a_sequence_behind_the_rows_of_its_table_refuses_none(
     assert found == [("a", 1), ("b", 2), ("c", 3)]
 
 
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_sequence_at_its_end_refuses_none(postgres, sink, tmp_path, keys):
+    """Though other rows could be written before it ended."""
+    execute(
+        postgres,
+        "CREATE TABLE words (id serial, word text UNIQUE, n bigint)",
+        "ALTER SEQUENCE words_id_seq MAXVALUE 2",
+    )
+    rows = [(word, 1, None) for word in "abcd"]
+    with pytest.raises(errors.SequenceGeneratorLimitExceeded, match="nextval: reached maximum"):
+        sink(postgres, keys=keys).write(accepted([row_file(tmp_path, rows)]))
+    assert words(postgres) == {}
+
+
 # -- servers, rights, connections ------------------------------------------------------------------
 
 

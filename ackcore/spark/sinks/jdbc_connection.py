@@ -13,7 +13,7 @@ from pyspark.sql.types import DataType
 
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import Py4JJavaError, active_context
-from ackcore.spark.sinks.unavailable import redacted, shown_message
+from ackcore.spark.sinks.unavailable import SEQUENCE_ENDED, redacted, shown_message
 
 T = TypeVar("T")
 
@@ -51,6 +51,10 @@ class JdbcError(RuntimeError):
         self.sqlstate = sqlstate  # "" if it is not known
         #: Whether a trigger or a routine of the user raised the error, for one row or for all rows.
         self.is_raised = sqlstate.startswith(_RAISED)
+        #: Whether a row may be refused for the error.
+        self.is_of_row = self.is_raised or (
+            sqlstate.startswith(REFUSALS) and sqlstate != SEQUENCE_ENDED
+        )
         self.connecting = False  # whether the connection failed to open
         self.shown = message if shown is None else shown  # the message without values of rows
 
@@ -110,8 +114,8 @@ class Server:
                 state, text = java.getSQLState(), java.getMessage() or text
                 if state.startswith(("72000", "S0")):
                     state = _standard_state(state, java.getErrorCode())
-            # The error for a null quotes no value.
-            hidden = state.startswith(REFUSALS) and state != _NOT_NULL
+            # The errors for a null and for a sequence quote no value.
+            hidden = state.startswith(REFUSALS) and state not in (_NOT_NULL, SEQUENCE_ENDED)
             shown = f"SQLSTATE {state}" if hidden else text
             # PostgreSQL's JDBC driver has the message apart from the values.
             with contextlib.suppress(Exception):

@@ -33,7 +33,7 @@ from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.versions import JOB_ERRORS
 from ackcore.spark.sinks.columns import refuse_misfits, require_columns
-from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
+from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError
 from ackcore.spark.sinks.rejects import OF_OTHERS, check_refused
 from ackcore.spark.sinks.sink import Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
@@ -455,7 +455,7 @@ class JdbcTransaction:
         try:
             moved = self._move_some(list(wanted.values()), keys, first, last)
         except JdbcError as error:
-            if saved is None or not (error.is_raised or error.sqlstate.startswith(REFUSALS)):
+            if saved is None or not error.is_of_row:
                 raise
             try:
                 self.connection.rollback(saved)

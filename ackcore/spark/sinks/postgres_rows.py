@@ -27,7 +27,7 @@ from ackcore.spark.sinks.postgres_catalog import (
 )
 from ackcore.spark.sinks.rejects import OF_OTHERS
 from ackcore.spark.sinks.sink_batch import SinkBatch
-from ackcore.spark.sinks.unavailable import names_no_object
+from ackcore.spark.sinks.unavailable import SEQUENCE_ENDED, names_no_object
 
 #: The maximum number of rows that are sent, and bisected, at a time.
 _CHUNK = 1 << 16
@@ -50,8 +50,8 @@ _OF_SERVER = (
 _SYNTAX = "42601"
 #: The number of rows refused by suspect errors after which the search ends if no row was written.
 _HOPELESS = 64
-#: Class 22, but caused by the format in which ackcore sent the row.
-_OURS = {"22P04"}
+#: Class 22, but caused by the format in which ackcore sent the row, or by a sequence at its end.
+_OF_NO_ROW = {"22P04", SEQUENCE_ENDED}
 _NOT_NULL = "23502"
 #: A row that a policy forbids, or a user without the right to write; a statement that the table
 #: does not take; internal errors, which extensions raise for values, too.
@@ -212,7 +212,7 @@ class PostgresRows:
                 write()
         except psycopg.Error as error:
             state = error.sqlstate or ""
-            refuses = state in _REFUSED or (state.startswith(_REFUSALS) and state not in _OURS)
+            refuses = state in _REFUSED or (state.startswith(_REFUSALS) and state not in _OF_NO_ROW)
             refuses = refuses or names_no_object(state, error.diag.context)
             if not (refuses or self._is_suspect(error)):
                 raise

@@ -23,6 +23,8 @@ _SIGNED = re.compile(
     r"(<(AWSAccessKeyId|Signature|StringToSign|CanonicalRequest)(\w*)>).*?(?=</\2\3>|$)", re.DOTALL
 )
 
+#: The SQLSTATE of a sequence that has reached its maximum. No row is at fault, or in the message.
+SEQUENCE_ENDED = "2200H"
 #: PostgreSQL's SQLSTATEs of values that do not fit, and of texts that a type cannot parse.
 _OF_VALUES = ("22", "42601")
 #: SQLSTATEs of values of regclass and similar types that name no object, but also of other errors.
@@ -111,7 +113,8 @@ def shown_message(state: str, message: str, context: str | None) -> str:
     ``state``, ``message``, ``context``: the error's SQLSTATE, message and context. If errors of
     this SQLSTATE show values, the result is the SQLSTATE, and the column if it is known.
     """
-    if not (state.startswith(_OF_VALUES) or names_no_object(state, context)):
+    is_of_value = state.startswith(_OF_VALUES) and state != SEQUENCE_ENDED
+    if not (is_of_value or names_no_object(state, context)):
         return message
     column = _COLUMN.match(context or "")
     return f"SQLSTATE {state}" + (f" in {column[1]}" if column else "")
