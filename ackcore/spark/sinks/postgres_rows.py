@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import psycopg
@@ -52,7 +52,7 @@ _SYNTAX = "42601"
 _HOPELESS = 64
 #: Class 22, but caused by the format in which ackcore sent the row, or by a sequence at its end.
 _OF_NO_ROW = {"22P04", SEQUENCE_ENDED}
-_NOT_NULL = "23502"
+_NOT_NULL, _UNIQUE = "23502", "23505"
 #: A row that a policy forbids, or a user without the right to write; a statement that the table
 #: does not take; internal errors, which extensions raise for values, too.
 _OF_TABLE = ("42501", "0A", "XX000")
@@ -86,11 +86,15 @@ class PostgresRows:
         #: For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
         self._arrays = [name in columns and columns[name].is_array for name in self._names]
         self._takes_copy = takes_copy(connection, table)
-        self._of_defaults = indexes_of_defaults(connection, table, self._names)
         #: The errors of refused rows, by row number.
         self._refused: dict[int, psycopg.Error] = {}
         #: Whether any row was written into the table, or into the temporary table.
         self._any_written = False
+
+    @cached_property
+    def _of_defaults(self) -> set[str]:
+        """The names of the unique indexes in which a row gets only default values."""
+        return indexes_of_defaults(self._connection, self._table, self._names)
 
     def write(self) -> dict[int, psycopg.Error]:
         """Write the rows; return the errors of refused rows, by index among the batch's rows.
@@ -233,8 +237,9 @@ class PostgresRows:
         values that exist: the sequence of a restored table may be behind its rows.
         """
         is_null = error.sqlstate == _NOT_NULL and error.diag.column_name not in self._names
-        is_default = error.diag.constraint_name in self._of_defaults
-        return is_null or is_default or (error.sqlstate or "").startswith(_OF_TABLE)
+        if error.sqlstate == _UNIQUE and error.diag.constraint_name in self._of_defaults:
+            return True
+        return is_null or (error.sqlstate or "").startswith(_OF_TABLE)
 
     def _bisect(
         self,
