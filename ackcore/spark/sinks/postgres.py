@@ -64,7 +64,8 @@ def to_postgres(
     Deferrable constraints are checked at once. Rules of the table apply without `keys`.
 
     PostgreSQL rounds numbers and times to the precision of their columns, and a column of type
-    date drops the hours of a time. Emit values that the columns store unchanged.
+    date drops the hours of a time. For a timestamptz column it reads a time without a zone as local
+    time of the session's ``TimeZone``. Emit values that the columns store unchanged.
     """
     with naming_extra("to_postgres()", "psycopg", "postgres"):
         from ackcore.spark.sinks.postgres_sink import PostgresSink  # noqa: PLC0415
