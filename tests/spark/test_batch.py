@@ -371,20 +371,53 @@ def test_a_removed_sink_of_two_is_missed_and_a_renamed_one_is_not(world, dying_a
     assert world.rows == ["A", "B"]
 
 
+@pytest.mark.parametrize(
+    ("sinks", "said"),
+    [
+        ({"lake": "after", "kafka": "upper"}, "sink 'kafka' read after/default, and reads upper/"),
+        ({"lake": "after", "new": "upper"}, "sink 'lake' read upper/default, and reads after/"),
+    ],
+)
+def test_decided_rows_do_not_go_to_the_sink_of_another_stream(world, dying_at, sinks, said):
+    def with_sinks(sinks):
+        builder = TopologyBuilder()
+        builder.spout("lines", Source())
+        builder.bolt("upper", Upper()).shuffle("lines")
+        builder.bolt("after", Upper()).shuffle("upper")
+        for name, component in sinks.items():
+            builder.sink(component, world, name=name)
+        return builder.build()
+
+    world.topology = with_sinks({"lake": "upper", "kafka": "after"})
+    with dying_at("decided"):
+        world.process(0, ["a", "b"])
+    world.topology = with_sinks(sinks)
+    with pytest.raises(CheckpointForeign, match=said):
+        world.driver(accept_changes=True)
+    world.topology = with_sinks({"lake": "upper", "kafka": "after"})
+    world.process(0)
+    world.topology = with_sinks(sinks)
+    world.process(1, accept_changes=True)
+
+
 def test_views_of_a_table_need_all_their_sinks_while_a_micro_batch_is_decided():
+    view = ["t.changes", "default"]
     table = {"from": ["upper", "default"], "aggregates": {}}
     before, after = (
         {
             "spouts": {},
             "bolts": {"upper": {"streams": {}}},
             "tables": {"t": table},
-            "sinks": {name: ["t.changes", "default"] for name in names},
+            "sinks": dict.fromkeys(names, view),
         }
         for names in ("ab", "b")
     )
     with pytest.raises(CheckpointForeign, match=r"a sink of 't\.changes', .* was removed"):
         check_tables("cp", {}, (before, after), 3, False)
     check_tables("cp", {}, (before, before), 3, False)
+    moved = {**before, "sinks": {"a": ["upper", "default"], **after["sinks"], "c": view}}
+    with pytest.raises(CheckpointForeign, match=r"sink 'a' read t\.changes/default, and reads up"):
+        check_tables("cp", {}, (before, moved), 3, False)
 
 
 def test_a_plan_is_kept_with_its_time(world, dying_at):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +300,7 @@ def check_tables(
                 "lost. Run the former topology until it has finished the micro-batch, then change "
                 "it"
             )
+    _refuse_moved_sinks(root, decided, structures, lambda reads: reads[0] in views)
 
 
 def check_sinks(
@@ -307,8 +308,9 @@ def check_sinks(
 ) -> None:
     """Raise CheckpointForeign if a decided micro-batch has rows for a sink that was removed since.
 
-    Not raised once all sinks have answered, or if a sink only got another name. Rows for a table
-    that was removed are left out, as the content of the table is deleted.
+    It is also raised if such a sink reads another stream now, or a sink of another stream would
+    get the rows. Not raised once all sinks have answered, or if a sink only got another name. Rows
+    for a table that was removed are left out, as the content of the table is deleted.
 
     ``root``: the ackcore part of the checkpoint, for the message. ``decision``: the decision, which
     is not done. ``structures``: those of the recorded topology, and of the one that is to run.
@@ -331,6 +333,31 @@ def check_sinks(
             "until it has finished the micro-batch, then change it"
             + (f"; or give {name} {_NO_SINK}" if is_there else "")
         )
+    _refuse_moved_sinks(root, decision.number, structures, lambda reads: left[reads] > 0)
+
+
+def _refuse_moved_sinks(
+    root: str,
+    number: int,
+    structures: tuple[Mapping[str, Any], Mapping[str, Any]],
+    has_rows: Callable[[tuple[str, str]], bool],
+) -> None:
+    """Raise CheckpointForeign if a sink reads another stream now, and rows of either one are left.
+
+    The target of a sink would lack rows, or would get rows that were decided for another target.
+
+    ``number``: the decided micro-batch. ``has_rows``: returns whether it has rows of a stream.
+    """
+    before, after = (each["sinks"] for each in structures)
+    for name in sorted(before.keys() & after):
+        was, now = tuple(before[name]), tuple(after[name])
+        if was != now and (has_rows(was) or has_rows(now)):
+            raise CheckpointForeign(
+                f"{root}: sink {name!r} read {'/'.join(was)}, and reads {'/'.join(now)} now. "
+                f"Micro-batch {number} was decided before and is not finished, and its rows would "
+                "go to the wrong sink. Run the former topology until it has finished the "
+                "micro-batch, then change it"
+            )
 
 
 def _way_out(conditions: Sequence[str], text: str) -> str:
