@@ -272,7 +272,7 @@ def _registered(name: str) -> importlib.metadata.EntryPoint:
         return next(iter(found.values()))
     if found:
         raise ValueError(
-            f"backend {name!r} must be registered once, and is {', '.join(sorted(found))}; "
+            f"backend {name!r} is registered more than once: {', '.join(sorted(found))}; "
             "uninstall the other packages, or remove the other entry points of the package"
         )
     known = sorted({*_OURS, *points.names})

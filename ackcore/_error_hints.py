@@ -126,6 +126,11 @@ def text_of_error(error: BaseException) -> str:
         raise
     except BaseException as broken:
         text = f"the exception has no text: __str__ raised {type(broken).__name__}"
+    return without_surrogates(text)
+
+
+def without_surrogates(text: str) -> str:
+    """Replace lone surrogates, which are not valid in UTF-8, by question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -232,8 +237,7 @@ def refuse_uncalled(given: object, argument: str) -> None:
     if isinstance(given, type) or (isinstance(given, FunctionType) and given in _PUBLIC):
         kind = "class" if isinstance(given, type) else "function"
         raise TypeError(
-            f"{argument} must be an object, got the {kind} {given.__name__}; "
-            f"pass {given.__name__}(...)"
+            f"{argument} is the {kind} {given.__name__} itself; pass {given.__name__}(...)"
         )
 
 

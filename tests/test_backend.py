@@ -170,7 +170,7 @@ def test_unknown_name_lists_the_known(registered):
 def test_name_registered_by_two_is_refused(registered):
     registered.add("theirs", "ackcore._reference:Ledger")
     registered.add("theirs", "elsewhere:Ledger")
-    with pytest.raises(ValueError, match=r"must be registered once, and is ackcore\._ref.*, elsew"):
+    with pytest.raises(ValueError, match=r"is registered more than once: ackcore\._ref.*, elsew"):
         load_backend("theirs")
 
 

@@ -159,7 +159,8 @@ class Http(Target):
         if not isinstance(body, (bytes, bytearray, memoryview)):
             # Other buffers are sent, too, but their length may count no bytes.
             raise TypeError(
-                f"encode must return bytes, got {type(body).__name__}; a text has .encode()"
+                f"encode must return bytes, got {type(body).__name__}; encode a str by .encode(), "
+                "and other values by json.dumps(...).encode()"
             )
         body = bytes(body)
         head = self._head if self._headers is None else self._new_head(self._headers)
@@ -255,25 +256,30 @@ class Http(Target):
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the first address of the host that can be reached.
 
-        Each address has an equal part of the time: one that never answers, such as an IPv6 address
-        without a route, must not keep calls from the next one. Raises the last address's OSError.
+        Each address has an equal part of the time to accept: one that never answers, such as an
+        IPv6 address without a route, must not keep calls from the next one. The TLS handshake has
+        the rest of the time. Raises OSError, which names all addresses.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _CONNECT_S
+        errors: list[OSError] = []
         async with asyncio.timeout_at(deadline):
             found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        hosts = list(dict.fromkeys(str(address[0]) for *_, address in found))
-        while True:
-            host, left_s = hosts.pop(0), deadline - loop.time()
-            part_s = min(left_s, max(_ADDRESS_S, left_s / (1 + len(hosts))))
-            try:
-                async with asyncio.timeout(part_s):
-                    return await asyncio.open_connection(
-                        host, self._port, ssl=self._ssl, server_hostname=self._host_of_tls
+            for n, (family, kind, protocol, _, address) in enumerate(found):
+                part_s = max(_ADDRESS_S, (deadline - loop.time()) / (len(found) - n))
+                try:
+                    connection = await _accepted(
+                        socket.socket(family, kind, protocol), address, part_s
                     )
-            except OSError:
-                if not hosts or loop.time() >= deadline:
-                    raise
+                except OSError as error:
+                    errors.append(error)
+                else:
+                    return await asyncio.open_connection(
+                        sock=connection, ssl=self._ssl, server_hostname=self._host_of_tls
+                    )
+        if all(isinstance(error, TimeoutError) for error in errors):
+            raise TimeoutError
+        raise OSError("; ".join(dict.fromkeys(map(str, errors))))
 
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
@@ -342,6 +348,20 @@ def _is_sent(writer: asyncio.StreamWriter) -> Callable[[], bool]:
         return not draining.cancelled() and draining.exception() is None
 
     return sent
+
+
+async def _accepted(made: socket.socket, address: Any, timeout_s: float) -> socket.socket:
+    """Connect a new socket to an address, and return it. Raises OSError, and closes it then."""
+    try:
+        made.setblocking(False)
+        async with asyncio.timeout(timeout_s):
+            await asyncio.get_running_loop().sock_connect(made, address)
+    except BaseException as error:
+        made.close()
+        if isinstance(error, TimeoutError):
+            raise TimeoutError(f"no answer from {address[0]}") from error
+        raise
+    return made
 
 
 async def _read_response(reader: asyncio.StreamReader, first: bytes) -> tuple[Response, bool]:

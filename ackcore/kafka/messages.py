@@ -27,13 +27,15 @@ class MessageColumns(NamedTuple):
     headers: str | None = None  # a list of structs of key and value, or a map; text or bytes
 
     def check(self, what: str, schema: pa.Schema) -> None:
-        """Raise ValueError if a column is missing or twice there, TypeError for its type.
+        """Raise ValueError if a column is missing or two have its name.
+
+        Raises TypeError if the type of a column cannot be sent.
 
         ``what``: the beginning of the error message. ``schema``: the schema of the rows.
         """
         for argument, name in zip(self._fields, self, strict=True):
             if name is not None and len(schema.get_all_field_indices(name)) != 1:
-                twice = ", of which two have this name; rename one of them"
+                twice = ", the name of two columns; rename one of them"
                 raise ValueError(
                     f"{what}: {argument} must be one of the columns {', '.join(schema.names)}, "
                     f"got {name!r}{twice if name in schema.names else ''}"

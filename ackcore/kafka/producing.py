@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from ackcore._error_hints import counted
 from ackcore.kafka.client_settings import ClientSettings, Value
 from ackcore.kafka.clients import new_client
 from ackcore.kafka.kafka_errors import NoToken, error_text
@@ -349,8 +350,8 @@ class Deliveries:
         # The messages after the first failure failed with it, or wait behind it.
         failed = self._failures[topic]
         raise DeliveryError(
-            f"topic {topic!r} did not take {failed} of {self._sent} messages to all topics: "
-            f"{self._error_text(error)}"
+            f"topic {topic!r} did not take {counted(failed, 'message')}, of {self._sent} to all "
+            f"topics: {self._error_text(error)}"
         )
 
     def _serve(self, function: Callable[[float], int], wait_s: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from ackcore.spark.base.sources import emitted_schema, reads_kafka, source_schem
 from ackcore.spark.base.versions import from_arrow_schema, lost_in_arrow, to_arrow_schema
 from ackcore.spark.base.workers import check_workers, refuse_unpicklable
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place
+from ackcore.spark.sinks.delta import DeltaSink
 from ackcore.spark.sinks.sink import as_sink, check_sink
 from ackcore.spark.stores.opening import place_of
 from ackcore.topology.builder import Topology
@@ -140,12 +142,13 @@ def check_places(topology: Topology, places: Mapping[str, str | None]) -> None:
     """Raise ValueError if a place lies where a sink writes for readers, or where a spout reads.
 
     ``places``: by argument, the places of the checkpoint and the dead letters. The directories of
-    sinks are checked, too. Names that begin with . or _ are allowed: no reader takes their files.
+    sinks, also of `to_delta`, are checked, too. Names that begin with . or _ are allowed: no reader
+    takes their files.
     """
     own = {
-        f"path of sink {name!r}": (sink.writer, sink.writer.own_place)
+        f"path of sink {name!r}": (sink.writer, place)
         for name, sink in topology.sinks.items()
-        if isinstance(getattr(sink.writer, "own_place", None), str)
+        if (place := _directory_of(sink.writer)) is not None
     }
     written = {**places, **{argument: place for argument, (_, place) in own.items()}}
     for argument, place in written.items():
@@ -156,14 +159,34 @@ def check_places(topology: Topology, places: Mapping[str, str | None]) -> None:
             if other != argument and inner is not None and not is_hidden(inner):
                 raise _misplaced(argument, place, f"{writer!r}, whose readers would take")
         for name, spout in topology.spouts.items():
-            if spout.kind == "files" and spout.source.reads_in(place):
+            names = _names_in(argument, place)
+            if spout.kind == "files" and spout.source.reads_in(place, names):
                 raise _misplaced(argument, place, f"{spout.source!r} of {name!r}, which would take")
 
 
+def _directory_of(writer: Any) -> str | None:
+    """Return the absolute path or the URL of the directory of a sink's table; None for others."""
+    place = writer.path if isinstance(writer, DeltaSink) else getattr(writer, "own_place", None)
+    if not isinstance(place, str):
+        return None
+    return place.rstrip("/") if "://" in place else os.path.abspath(place)
+
+
+def _names_in(argument: str, place: str) -> Sequence[str]:
+    """Return examples of the names that files have in a place, of all kinds of files."""
+    if argument.startswith("path of sink"):
+        return ("part-0.parquet",)
+    records = ["head.json", "index.json"] if "://" in place else ["lock", "000000000001.version"]
+    if argument == "checkpoint" and "://" not in place:
+        records.append("progress.jsonl")
+    return (*records, "0.arrow", "0.parquet")
+
+
 def _misplaced(argument: str, place: str, why: str) -> ValueError:
+    hidden = "" if argument.startswith("path of") else ", or one whose name begins with _"
     return ValueError(
         f"{argument} must not lie in {why} its files for rows, got {place!r}; choose a place "
-        "beside it, or one whose name begins with _"
+        f"beside it{hidden}"
     )
 
 

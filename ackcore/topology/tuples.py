@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ackcore._error_hints import Unquoted, nearest, text_of_error
+from ackcore._error_hints import Unquoted, nearest, text_of_error, without_surrogates
 from ackcore._records import Int64s
 from ackcore.calls.outcomes import Reject, Retry, Unavailable
 from ackcore.calls.usage import UsageCounts
@@ -73,11 +73,11 @@ class Reason(NamedTuple):
         surrogates, which are not valid in UTF-8, become question marks.
         """
         if isinstance(error, BaseException):
-            kind, text = type(error).__name__, text_of_error(error)
+            kind, text = without_surrogates(type(error).__name__), text_of_error(error)
         else:
-            kind, text = "Failed", error
+            kind, text = "Failed", without_surrogates(error[:MESSAGE_CHARS])
         final = final or isinstance(error, Reject)
-        made = cls(component, _clean(kind), _clean(text[:MESSAGE_CHARS]), final)
+        made = cls(component, kind, text[:MESSAGE_CHARS], final)
         if final or not isinstance(error, Retry):
             return made
         # Round up, so that the retry is not due earlier than requested.
@@ -105,11 +105,6 @@ class Reason(NamedTuple):
         flag, after_ms = head[0], int(head[1:] or 0)
         named = dict(zip(REASON_TEXTS, texts, strict=True))
         return cls(**named, final=flag == "!", after_ms=after_ms, counts=flag != UNCOUNTED)
-
-
-def _clean(text: str) -> str:
-    """Replace lone surrogates, which are not valid in UTF-8, by question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class Identity(NamedTuple):

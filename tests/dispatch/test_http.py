@@ -415,7 +415,7 @@ def test_a_connection_that_hangs_is_unavailable(monkeypatch):
     async def hangs(*_, **__):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(asyncio, "open_connection", hangs)
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_connect", hangs)
     monkeypatch.setattr("ackcore.dispatch.http._CONNECT_S", 1e-3)
     with pytest.raises(
         Unavailable, match=r"no connection to http://\[::1\]/: none within 0\.001 s"
@@ -425,21 +425,22 @@ def test_a_connection_that_hangs_is_unavailable(monkeypatch):
 
 def test_an_address_that_hangs_keeps_no_call_from_the_next(monkeypatch):
     """A host may have an IPv6 address that nothing routes, or one of a server that is gone."""
-    connect, asked = asyncio.open_connection, []
+    connect, asked = asyncio.SelectorEventLoop.sock_connect, []
 
-    async def hangs(host, port, **more):
-        asked.append(host)
-        if host == "::1":
+    async def hangs(loop, sock, address):
+        asked.append(address)
+        if address[0] == "fe80::1":
             await asyncio.Event().wait()
-        return await connect(host, port, **more)
+        return await connect(loop, sock, address)
 
     def found(host, port, *_):
         assert host == "two.example"
-        return [(6, 1, 6, "", ("::1", port, 0, 0)), (2, 1, 6, "", ("127.0.0.1", port))]
+        v6, v4 = (socket.AF_INET6, ("fe80::1", port, 0, 1)), (socket.AF_INET, ("127.0.0.1", port))
+        return [(family, socket.SOCK_STREAM, 6, "", address) for family, address in (v6, v4)]
 
     async def main():
         async with Server() as server:
-            monkeypatch.setattr(asyncio, "open_connection", hangs)
+            monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_connect", hangs)
             monkeypatch.setattr(socket, "getaddrinfo", found)
             http = Http(server.url.replace("127.0.0.1", "two.example"))
             await http.call("a")
@@ -448,7 +449,10 @@ def test_an_address_that_hangs_keeps_no_call_from_the_next(monkeypatch):
     for name, value_s in (("_CONNECT_S", 0.5), ("_ADDRESS_S", 0.01)):
         monkeypatch.setattr(f"ackcore.dispatch.http.{name}", value_s)
     asyncio.run(asyncio.wait_for(main(), 60))
-    assert asked == ["::1", "127.0.0.1"]
+    assert [(address[0], address[2:]) for address in asked] == [
+        ("fe80::1", (0, 1)),
+        ("127.0.0.1", ()),
+    ]
 
 
 @pytest.mark.parametrize("encoded", ["text", array("f", [1.0]), None, 3])

@@ -80,7 +80,7 @@ def test_other_columns_are_refused(columns, error, says):
 
 def test_a_column_whose_name_two_columns_have_is_refused():
     schema = pa.schema([("k", pa.string()), ("v", pa.string()), ("k", pa.string())])
-    with pytest.raises(ValueError, match=r"key must be one of .* k, got 'k', of which two have"):
+    with pytest.raises(ValueError, match=r"key must be one of .* k, got 'k', the name of two"):
         MessageColumns(key="k").check("sink 'out'", schema)
 
 

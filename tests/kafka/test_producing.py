@@ -88,7 +88,10 @@ def test_what_passes_by_itself_is_no_failure_and_sends_nothing_twice(mock_kafka,
 def test_a_message_that_is_not_delivered_is_an_error(mock_kafka, topic, deliveries):
     mock_kafka.fail_requests(mock_broker.PRODUCE, TOPIC_AUTHORIZATION_FAILED)
     deliveries.send(topic, b"x")
-    refused = rf"topic '{topic}' did not take 1 of 1 messages .*authorization failed.*let this user"
+    refused = (
+        rf"topic '{topic}' did not take 1 message, of 1 to all topics: .*authorization failed"
+        ".*let this user"
+    )
     for _ in range(2):  # it does not get better
         with pytest.raises(DeliveryError, match=refused):
             deliveries.flush()
@@ -266,7 +269,9 @@ def test_a_failure_leaves_nothing_to_readers_and_does_not_hold_them_up(kafka_bro
     deliveries.send(topic, "small")
     deliveries.flush()
     deliveries.send(topic, "x" * 5000)
-    with pytest.raises(DeliveryError, match=r"did not take 1 of 2.*too large"):
+    with pytest.raises(
+        DeliveryError, match=r"did not take 1 message, of 2 to all topics: .*too large"
+    ):
         transactions.prepare(Mark(0, ""))
     transactions.close()
     again = closing(Transactions(settings(kafka_broker), name, topic))

@@ -214,7 +214,8 @@ def test_a_bounded_source_leaves_later_rows_out(folder):
     ],
 )
 def test_a_spout_finds_places_of_which_it_would_read_files(glob, place, reads):
-    assert FileSpout("/data/in/", "text", glob=glob).reads_in(f"/data/{place}") is reads
+    spout = FileSpout("/data/in/", "text", glob=glob)
+    assert spout.reads_in(f"/data/{place}", ["lock", "0.parquet"]) is reads
 
 
 def test_hidden_and_other_files_are_left_alone(folder):

@@ -107,9 +107,7 @@ def test_what_a_listener_raises_is_logged_and_changes_nothing(caplog, error):
 
 
 def test_a_class_in_place_of_a_listener_is_refused():
-    with pytest.raises(
-        TypeError, match=r"must be an object, got the class Told; pass Told\(\.\.\.\)"
-    ):
+    with pytest.raises(TypeError, match=r"is the class Told itself; pass Told\(\.\.\.\)"):
         Listeners([Told])
 
 
@@ -222,7 +220,7 @@ def test_the_start_is_told_with_an_account_of_each_spout():
 
 @pytest.mark.parametrize("listeners", [[Told], ["on_dead"], [None], Told(), "on_dead"])
 def test_what_is_no_listener_is_refused(listeners):
-    with pytest.raises(TypeError, match="listeners must be"):
+    with pytest.raises(TypeError, match=r"listeners (must be|is the class Told itself)"):
         testing.run(topology(), rows("a"), listeners=listeners)
 
 

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import types
 from contextlib import suppress
 from pathlib import Path
 
@@ -175,10 +174,9 @@ def test_a_second_action_computes_the_same(spark, frame, parquet, events, expect
 def test_now_stays_as_it_was_at_the_call(monkeypatch, frame, found):
     """An action that comes later decides alike: by that time the row would be past its time-out."""
     module = sys.modules["ackcore.spark.settle.dataframes"]
-    clock = types.SimpleNamespace(time_ns=lambda: 100 * 1_000_000)
-    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "wall_clock_ms", lambda: 100)
     settled = settle(frame([(1, 5, 0, 0, None)], 5), timeout_s=0.1)
-    clock.time_ns = lambda: 101 * 1_000_000
+    monkeypatch.setattr(module, "wall_clock_ms", lambda: 101)
     assert found(settled)[1].status == "OPEN"
     assert found(settle(frame([(1, 5, 0, 0, None)], 5), timeout_s=0.1))[1].status == "EXPIRED"
 

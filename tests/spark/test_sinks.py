@@ -35,7 +35,7 @@ from ackcore.spark import (
 )
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.versions import SPARK, to_arrow
-from ackcore.spark.checks import check_places
+from ackcore.spark.checks import _names_in, check_places
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet_directory
 from ackcore.spark.sinks.sink import Sink, as_sink, check_sink
@@ -118,7 +118,7 @@ def test_a_function_that_returns_a_sink_has_written_nothing(spark, files, tmp_pa
     "factory", [to_delta, to_iceberg, to_jdbc, to_kafka, to_parquet, to_postgres]
 )
 def test_a_sink_that_was_not_made_is_refused_where_it_is_declared(factory):
-    said = r"sink 'words' must be an object, got the function to_(\w+); pass to_\1\(\.\.\.\)"
+    said = r"sink 'words' is the function to_(\w+) itself; pass to_\1\(\.\.\.\)"
     with pytest.raises(TypeError, match=said):
         TopologyBuilder().sink("words", factory)
 
@@ -348,6 +348,33 @@ def test_places_whose_files_would_be_read_as_rows_are_refused(sink, other, refus
     else:
         with pytest.raises(ValueError, match=refused):
             check_places(topology, other)
+
+
+@pytest.mark.parametrize(
+    ("glob", "argument", "place", "reads"),
+    [
+        ("*.json", "checkpoint", "s3://b/in/cp", True),
+        ("*.json", "checkpoint", "/d/in/cp", False),
+        ("*.jsonl", "checkpoint", "/d/in/cp", True),
+        ("*.jsonl", "dead_letters", "/d/in/dead", False),
+        ("*.parquet", "dead_letters", "/d/in/dead", True),
+        ("*.arrow", "path of sink 'x'", "/d/in/out", False),
+        ("*.parquet", "path of sink 'x'", "/d/in/out", True),
+    ],
+)
+def test_a_place_is_refused_only_if_the_glob_takes_files_of_its_kind(glob, argument, place, reads):
+    root = "s3://b/in" if "://" in place else "/d/in"
+    spout = FileSpout(root, "text", glob=glob)
+    assert spout.reads_in(place, _names_in(argument, place)) is reads
+
+
+def test_a_checkpoint_in_a_delta_table_is_refused():
+    """VACUUM would delete its files."""
+    topology = TopologyBuilder()
+    topology.spout("lines", FileSpout("/d/in", "text"))
+    topology.sink("lines", to_delta("/d/table"))
+    with pytest.raises(ValueError, match=r"checkpoint must not lie in to_delta\('/d/table'\)"):
+        check_places(topology.build(), {"checkpoint": "/d/table/cp"})
 
 
 def test_a_checkpoint_in_the_directory_of_a_sink_is_refused_at_the_start(spark, tmp_path):

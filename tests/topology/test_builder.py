@@ -237,7 +237,7 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         (lambda b, m: b.spout("s", m.frame("x"), message_id=["x", 5]), "got list ['x', 5]"),
         (
             lambda b, m: b.bolt("x", m.batches),
-            "bolt 'x' must be an object, got the class Batches; pass Batches(...)",
+            "bolt 'x' is the class Batches itself; pass Batches(...)",
         ),
         (
             lambda b, m: b.bolt("x", print),
@@ -277,19 +277,19 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         ),
         (
             lambda b, m: b.sink("count", m.frame),
-            "writer of sink 'count' must be an object, got the class Frame; pass Frame(...)",
+            "writer of sink 'count' is the class Frame itself; pass Frame(...)",
         ),
         (
             lambda b, m: b.sink("count", expect),
-            "writer of sink 'count' must be an object, got the function expect; pass expect(...)",
+            "writer of sink 'count' is the function expect itself; pass expect(...)",
         ),
         (
             lambda b, m: b.spout("s", m.frame),
-            "source of spout 's' must be an object, got the class Frame; pass Frame(...)",
+            "source of spout 's' is the class Frame itself; pass Frame(...)",
         ),
         (
             lambda b, m: b.spout("s", m.frame("x"), commit_group=Derived),
-            "commit_group of spout 's' must be an object, got the class Derived; pass Derived(...)",
+            "commit_group of spout 's' is the class Derived itself; pass Derived(...)",
         ),
         (
             lambda b, m: b.build({"max_attempts": 3}),

@@ -62,9 +62,9 @@ def claim(
 
     A new meta.json is put at once, and makes this driver the owner; a changed one is put with the
     next record. Raises CheckpointForeign if `start` made the checkpoint and ``kind`` is "batch", or
-    the reverse. Also raises it if a spout is new or reads another source, or if a stream's is gone.
-    Later checks are for other changes. Raises CheckpointCorrupt if meta.json is missing, though the
-    checkpoint or Spark's log has other files.
+    the reverse. Also raises it if a spout is new or reads another source, or if a stream lacks one
+    of its spouts. `check_accepted` checks other changes. Raises CheckpointCorrupt if meta.json is
+    missing, though the checkpoint or Spark's log has other files.
 
     ``log``: Spark's offset log; None without one. ``clock_ms``, ``new_key``: the creation time and
     the deployment key of a new checkpoint; by default the system's time and a random key.
@@ -119,7 +119,7 @@ def about(topology: Parts, known: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Parts, kind: str) -> None:
-    """Raise CheckpointForeign if a spout is new or reads another source, or a stream's is gone.
+    """Raise CheckpointForeign if a spout is new, reads another source, or is gone from a stream.
 
     Spouts that read the closed windows of a table may come and go.
     """

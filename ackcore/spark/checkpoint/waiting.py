@@ -263,7 +263,7 @@ def _rows_of(part: Part) -> pa.Table:
 
 def _of_one_schema(groups: Sequence[list[Part]]) -> list[list[Part]]:
     """Return the largest set of groups with the same schema; a source's schema may have changed."""
-    found: dict[pa.Schema, list[list[Part]]] = {}
+    found: dict[pa.Schema, list[list[Part]]] = {}  # pyarrow hashes none with metadata
     for group in groups:
         found.setdefault(all_nullable(_rows_of(group[0])).schema, []).append(group)
     return max(found.values(), key=len)

@@ -190,7 +190,7 @@ class PlannedRows:
     def obstacle(self, plan: Plan) -> Obstacle | None:
         """Return what the rows of a plan wait for, such as a broker that is down, or None.
 
-        None does not mean that they can be read: they may be lost, or their source cannot tell.
+        None does not mean that they can be read: they may be lost, or the source does not answer.
         """
         return _first(part.obstacle(plan) for part in self.parts)
 

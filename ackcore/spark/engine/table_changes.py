@@ -67,7 +67,7 @@ def _write(sink: SinkSpec, batch: SinkBatch, calls: SinkCalls) -> None:
 
     def write() -> None:
         rejects, _ = call_sink(writer, batch)
-        if rejects is not None:
+        if rejects is not None and len(rejects):
             raise _refused(sink, batch, rejects)
 
     calls.insist(f"sink {sink.name!r}", write, fenced=writer.checks_fence)

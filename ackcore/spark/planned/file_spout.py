@@ -27,8 +27,6 @@ from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import is_bucket, place_of, store_at
 
 _TEXT = pa.schema([pa.field("value", pa.string())])
-#: Names like those of the files in a checkpoint, a store of dead letters, and a sink.
-_OWN = ("lock", "progress.jsonl", "000000000001.version", "0.arrow", "part-0.parquet")
 #: The most files that an error names.
 _NAMED = 100
 
@@ -58,7 +56,8 @@ class FileSpout(DividedSource):
     path : path
         A directory that driver and workers share, or the URL of a place in a bucket
         (``s3://bucket/place``) or in HDFS (``hdfs://host:8020/place``). Subdirectories are read,
-        too.
+        too, so the checkpoint, the dead letters and sinks must be elsewhere, or below a name that
+        begins with an underscore.
     format : {"text", "json", "csv", "parquet"}
         The format: lines of text, a JSON object in each line, CSV with a header, or Parquet. Text
         formats may be compressed, shown by the suffix ``.gz``, ``.bz2``, ``.zst``, ``.lz4`` or
@@ -241,14 +240,14 @@ class FileSpout(DividedSource):
             return False
         return self._matches(name if self._by_path else name.rpartition("/")[2]) is not None
 
-    def reads_in(self, place: str) -> bool:
-        """Return whether the spout would read files that ackcore writes into a place.
+    def reads_in(self, place: str, names: Iterable[str]) -> bool:
+        """Return whether the spout would read a file with one of these names in a place.
 
-        ``place``: an absolute path or a URL, of a checkpoint, dead letters, or a sink.
+        ``place``: an absolute path or a URL.
         """
         inner = below(place, self._root)
         return inner is not None and any(
-            self._takes(f"{inner}/{name}"[not inner :]) for name in _OWN
+            self._takes(f"{inner}/{name}".lstrip("/")) for name in names
         )
 
     def _objects(self, bucket: ObjectStore | HdfsStore) -> Iterator[_File]:

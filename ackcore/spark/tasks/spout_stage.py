@@ -328,7 +328,7 @@ _SAMPLED, _FIRST = 1 << 14, [1 << n for n in range(14)]
 
 
 def _samples(batch: pa.RecordBatch, places: Sequence[int]) -> list[bytes]:
-    """Return bytes for each of some rows: the hashes of its values, or texts of types without."""
+    """Return bytes for each of some rows: the hashes of its values, or texts if a type has none."""
     columns: list[list[Any]] = []
     for column in batch.columns:
         values = [column.slice(place, 1) for place in places]
