@@ -507,10 +507,11 @@ def _fingerprint(number: int, content: str) -> int:
 
 
 def _writer_properties(columns: pa.Schema) -> Any:
-    """Return properties that turn off dictionaries for nested columns, or None for the default.
+    """Return properties without dictionaries for nested columns, or None if none is needed.
 
-    If all numbers in the lists or maps of a file are null, deltalake writes an empty dictionary,
-    which Spark reads by index. deltalake has no setting for a column within a nested one.
+    They are needed for numbers in lists or maps: if all of a file are null, deltalake writes an
+    empty dictionary, which Spark reads by index. deltalake has no setting for a column within a
+    nested one.
     """
     is_ = pa.types
     if not any(
@@ -577,7 +578,7 @@ def _in_a_name(value: str | float) -> str:
 
 
 def _limit(field: pa.Field) -> re.Match[str] | None:
-    """Return the parts ``kind`` and ``n`` of Spark's type char(n) or varchar(n), or None."""
+    """Return the parts ``kind`` and ``n`` of Spark's char(n) or varchar(n); None if not either."""
     return re.fullmatch(r"(?i)(?P<kind>(var)?char)\((?P<n>\d+)\)", _spark_type(field))
 
 

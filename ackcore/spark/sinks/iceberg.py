@@ -144,12 +144,13 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError if Spark or Iceberg lacks a type, a key is nested, or names are alike.
 
-        Names are alike if Spark does not distinguish them. Raises ValueError if a key is no column.
-        Raises ValueError if the table lacks a column or a struct field, or has a required one that
-        the stream lacks. With keys, it must have no other column. Raises ValueError if pyiceberg
-        cannot cast a column to the table's, or cannot write the table's format or codec,
-        SinkUnavailable if the catalog does not answer, or the table does not exist, and ImportError
-        if the table's partitions need pyiceberg-core, which is not installed.
+        Also raises TypeError if the table lacks a struct field. Names are alike if Spark does not
+        distinguish them. Raises ValueError if a key is no column, the table lacks a column, or the
+        stream lacks a required column or field, or one by which the table is partitioned. With
+        keys, it must lack no column. Raises ValueError if pyiceberg cannot cast a column to the
+        table's, or cannot write the table's format, codec or partitions. Raises SinkUnavailable if
+        the catalog does not answer, or the table does not exist, and ImportError if the table's
+        partitions need pyiceberg-core, which is not installed.
         """
         import pyarrow.parquet as pq  # noqa: PLC0415 - loaded where it is needed
         from pyiceberg.exceptions import NotInstalledError  # noqa: PLC0415
@@ -278,6 +279,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def write_rows(self, transaction: Transaction, batch: SinkBatch) -> None:
         """Write the rows into files that the commit adds to the table.
 
+        With keys, also write the files that the commit puts in place of those with these keys.
         Raises SinkRejects, before anything is written, if rows have nulls in required columns, text
         that is not UTF-8, dates or times outside the years 1 to 9999, times with nanoseconds, or
         values for which pyiceberg has no partition or no bound.
@@ -316,7 +318,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         transaction.commit_transaction()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return how a user resets the property, or accepts a micro-batch with any rows."""
+        """Return advice: how a user resets the property, or accepts a micro-batch of any rows."""
         mark, number = _mark(batch), batch.batch_id
         return (
             f"or have micro-batches from {number} to {last} written again, in addition to their "
@@ -410,7 +412,8 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def _opened(self, sink: str) -> Iterator[Table]:
         """Yield the open table, and close the catalog at the end.
 
-        Raises errors of the catalog and the storage as `SinkUnavailable`, also those of the block.
+        Raises all errors of the opening as `SinkUnavailable`, and in the block those of the catalog
+        and the storage.
         """
         is_open = False
         try:

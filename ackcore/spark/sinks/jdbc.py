@@ -142,9 +142,10 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError if a key is no column, the table lacks a column, or it cannot be read.
 
-        Raises TypeError for a nested key, a time of day, or a type that Spark or the database
-        lacks; types are not compared with the table's. Raises SinkUnavailable if the database
-        cannot be reached. Without a Spark session in this process, the table is not checked.
+        Also raises it if the database has no transactions. Raises TypeError for a nested key, a
+        time of day, or a type that Spark or the database lacks; types are not compared with the
+        table's. Raises SinkUnavailable if the database cannot be reached. Without a Spark session
+        in this process, the table is not checked.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -176,8 +177,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Create the marker table and the sink's row in it, if they do not exist.
 
-        Raises SinkUnavailable if the database cannot be reached, ValueError if the table can be
-        neither read nor created.
+        Raises SinkUnavailable if the database cannot be reached, ValueError if the marker table can
+        be neither read nor created.
         """
         of = (deployment, sink[:128], self.table[:128])
         marker = self._names.marker
@@ -247,7 +248,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         """Write the rows through a staging table, into the table without a commit.
 
         Raises SinkRejects if rows violate a constraint or do not fit, TooManyRefused if there are
-        more than `MAX_REFUSED` such rows. The table is then unchanged.
+        more than `MAX_REFUSED` such rows, CheckpointInUse if another driver has begun to write. The
+        table is then unchanged.
         """
         transaction.write_rows()
 
@@ -260,7 +262,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         transaction.connection.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the DELETE with which a user has micro-batches up to ``last`` written again."""
+        """Return advice with the DELETE that has micro-batches up to ``last`` written again."""
         deployment, sink = (one.replace("'", "''") for one in (batch.deployment, batch.sink[:128]))
         return (
             f"or have micro-batches from {batch.batch_id} to {last} written again, in addition to "

@@ -268,7 +268,7 @@ class JdbcConnection:
         return self._run(sql, values, lambda statement: int(statement.executeUpdate()))
 
     def row(self, sql: str, *values: str | int) -> list[str | None] | None:
-        """Return the first row of a query as texts; None if there is no row."""
+        """Return the first row of a query as texts, None for NULL; None if there is no row."""
 
         def read(statement: Any) -> list[str | None] | None:
             found = statement.executeQuery()

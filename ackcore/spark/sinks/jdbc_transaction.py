@@ -137,7 +137,8 @@ class JdbcTransaction:
         earlier attempt. With keys, rows of the table with the same key are updated, and of several
         rows with one key the last one counts. Raises SinkRejects for rows that do not fit or that
         the database refuses, TooManyRefused if they are too many, CheckpointInUse if another driver
-        has begun to write, JdbcError for other errors of the database.
+        has begun to write, ValueError if the table no longer has a column, JdbcError for other
+        errors of the database.
         """
         columns = self.connection.columns(self._names.table)
         what = f"sink {self._batch.sink!r}"
@@ -449,7 +450,7 @@ class JdbcTransaction:
     ) -> JdbcError | None:
         """Move rows ``first`` to ``last``; if one is refused, move none and return the error.
 
-        Returns None if the rows were moved. Without savepoints every error is raised.
+        Returns None if the rows were moved. Raises other errors, and without savepoints all.
         """
         saved = self.connection.save() if self.connection.can_save else None
         try:

@@ -184,9 +184,10 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Close a kept producer; check settings and broker with a new one, which is closed, too.
 
-        Raises DeliveryError if librdkafka refuses a setting; the message names it. Raises
-        SinkUnavailable if no broker answers within 10 s. Without transactions, raises TypeError if
-        a callback in the settings cannot be pickled for workers.
+        Raises DeliveryError if librdkafka refuses a setting, which the message names, or
+        ``oauth_cb`` gives no token. Raises SinkUnavailable if no broker answers within 10 s.
+        Without transactions, raises TypeError if a callback in the settings cannot be pickled for
+        workers.
         """
         self.release(sink, deployment)
         if not self.transactional:
@@ -309,7 +310,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
         Raises SinkRejects if messages are larger than the topic accepts, lack a required key, or
         have text that cannot be sent unchanged; the transaction is then aborted. Raises
-        CheckpointForeign if it is unknown whether the micro-batch was sent before.
+        DeliveryError if a message is not delivered for another reason, CheckpointForeign if it is
+        unknown whether the micro-batch was sent before.
         """
         live, messages = transaction.live, transaction.messages
         if live.last is None:
@@ -333,7 +335,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         transaction.live.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the offset that a user commits to have micro-batches sent or counted as sent."""
+        """Return advice: the offset to commit to have micro-batches sent, or counted as sent."""
         number, group = batch.batch_id, _id(batch.sink, batch.deployment)
         return (
             f"or have micro-batches from {number} to {last} sent again, in addition to their "

@@ -129,7 +129,8 @@ class ParquetObjects(ParquetDirectory):
         """Put the note of the files to be written, and empty the files that they replace.
 
         An existing note is always replaced. So the conditional put of a paused driver that has read
-        it fails. Returns the parts of the names. ``files``: the number of files to be written.
+        it fails. Returns the parts of the names. Raises CheckpointForeign if the note is of another
+        sink or checkpoint. ``files``: the number of files to be written.
         """
         batch_id, fingerprint = batch.batch_id, batch.fingerprint()
         key, parts = _note_of(batch_id), ParquetParts(fingerprint, files)

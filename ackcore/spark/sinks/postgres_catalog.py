@@ -50,7 +50,7 @@ def quoted(name: str) -> str:
 
 
 def columns_of(connection: Connection, table: str) -> dict[str, Column]:
-    """Return a table's columns by name, in order; none if there is no table of this SQL name."""
+    """Return a table's columns by name, in order; {} if there is no table of this SQL name."""
     found = connection.execute(
         "SELECT attname::text, typcategory = 'A', attgenerated <> '' OR attidentity = 'a',"
         # A trigger, a rule, or the default of a domain or a partition may give a value.
@@ -85,7 +85,7 @@ def unique_indexes(
     """Return two flags for each unique index on exactly these columns, in any order.
 
     The flags are whether a column may be null, and whether nulls are equal (NULLS NOT DISTINCT).
-    Partial and deferrable indexes are left out.
+    Partial, deferrable and invalid indexes, and those with expressions, are left out.
     """
     found = connection.execute(
         # Through JSON, because PostgreSQL before 15 does not have this column.
@@ -163,7 +163,8 @@ class SinkTable(NamedTuple):
 def where(dsn: str) -> str:
     """Return host, port and database of a connection string for errors, without secrets.
 
-    Raises ValueError if libpq cannot parse the string.
+    Those that the string lacks are left out; "" if it has none. Raises ValueError if libpq cannot
+    parse the string.
     """
     try:
         found = conninfo_to_dict(dsn)
@@ -305,7 +306,7 @@ def make_marker(dsn: str, target: SinkTable, what: str) -> None:
 
 
 def resolve(connection: Connection, table: str, what: str) -> tuple[str, str]:
-    """Return schema and name of a table; raise ValueError if it does not exist.
+    """Return schema and name of a table; raise ValueError if it does not exist or is no SQL name.
 
     ``table``: the name in SQL, with or without a schema. ``what``: the beginning of the message.
     """

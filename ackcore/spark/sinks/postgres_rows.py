@@ -99,8 +99,9 @@ class PostgresRows:
     def write(self) -> dict[int, psycopg.Error]:
         """Write the rows; return the errors of refused rows, by index among the batch's rows.
 
-        The index counts the rows of `SinkBatch.record_batches`, from 0. If no row could be written,
-        raises an error that the table may have caused, not a row.
+        The index counts the rows of `SinkBatch.record_batches`, from 0. Raises errors for which no
+        row is at fault, and those of ``check``. If no row could be written, also raises an error
+        that the table may have caused.
         """
         # A deferred constraint would refuse the whole micro-batch at its end.
         self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")

@@ -205,7 +205,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         transaction.connection.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the DELETE with which a user has micro-batches up to ``last`` written again."""
+        """Return advice with the DELETE that has micro-batches up to ``last`` written again."""
         of = [sql.Literal(one).as_string() for one in (batch.deployment, batch.sink)]
         marker = self._target.marker
         live = self._live.get(batch.sink, batch.deployment)

@@ -124,10 +124,11 @@ class Sink(ABC):
         ------
         SinkRejects
             If the sink refuses rows and has written nothing. It is called again without these rows.
-        CheckpointForeign, CheckpointInUse, TooManyRefused
+        CheckpointCorrupt, CheckpointForeign, CheckpointInUse, InvalidRejects, TooManyRefused
             If a repeated call would fail, too. The error ends the query.
         Exception
-            Any other error is retried up to ``max_sink_attempts`` times, then it ends the query.
+            After any other error the method is called again. The query ends after
+            ``max_sink_attempts`` calls in all.
         """
 
     def release(self, sink: str, deployment: str) -> None:  # noqa: B027
@@ -226,8 +227,9 @@ class TransactionalSink(Sink, Generic[T]):
         """Write the rows of a micro-batch and its number in one transaction. Return None.
 
         Nothing is written if the store has this number with the same rows. Raises CheckpointForeign
-        if it has this number with other rows, or a later number; CheckpointInUse if another driver
-        has taken over; SinkRejects if rows are refused; and errors of the subclass.
+        if it has this number with other rows, a later number, or lost a commit of this object;
+        CheckpointInUse if another driver has taken over; SinkRejects if rows are refused; and
+        errors of the subclass.
         """
         number, content = batch.batch_id, batch.content()
         with self.begin(batch) as transaction:

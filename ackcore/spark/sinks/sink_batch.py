@@ -165,7 +165,8 @@ class SinkBatch:
     def content(self) -> str:
         """Return 16 hex digits that identify these rows and those that the sink has refused.
 
-        They are equal in all calls of `Sink.write` for a micro-batch, so a sink records them.
+        They are equal in all calls of `Sink.write` for a micro-batch, so a sink records them. With
+        ``isolate``, a call for a part of the rows has others.
         """
         plain = tuple(file._replace(refused=_NO_PLACES) for file in self.files)
         return replace(self, files=plain).fingerprint()
