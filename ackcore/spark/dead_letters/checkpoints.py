@@ -113,7 +113,7 @@ def checkpoint_at(url: str) -> CheckpointView | None:
 
 
 def what_is_at(given: Path) -> str:
-    """Return the end of an error: why a path is no checkpoint, and any checkpoints nearby."""
+    """Return the end of an error: why a path is no checkpoint, and checkpoints around or in it."""
     if not given.exists():
         return f"{given} does not exist"
     lacks = f"{given} has no ackcore/head.json in it"
@@ -202,9 +202,10 @@ def fields_of(checkpoint: CheckpointView) -> dict[str, list[str]]:
 
 
 def check_spout(store: Letters, spout: str | None) -> None:
-    """Raise ValueError if a spout has no letters and the topology does not track such a spout.
+    """Raise ValueError if the store does not know a spout, nor does the topology track one.
 
-    Nothing is raised if no spout is known. ``spout``: its name; None for any spout.
+    The store knows those with letters or recorded columns. Nothing is raised if no spout is known.
+    ``spout``: its name; None for any spout.
     """
     known = {*store.spouts()}
     if spout is None or spout in known:

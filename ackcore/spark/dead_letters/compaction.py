@@ -64,10 +64,10 @@ class Compaction:
             store.merge(spout, run, lambda file: write_letters(file, schema, letters))
 
     def _run(self, files: list[LetterFile]) -> list[LetterFile] | None:
-        """Return the files of the first 16 or more neighbours that are alike, or None.
+        """Return the files of the first run of 16 to 256 neighbours that are alike, or None.
 
-        Alike files were merged equally often and have the same columns, and have at most 256 MiB
-        together. The result has all files of a micro-batch or none of them.
+        A neighbour is a merged file, or all files of a micro-batch. Alike ones were merged equally
+        often, have the same columns, and have at most 256 MiB together.
         """
         for _, level in groupby(files, key=lambda file: file.level):
             neighbours = [tuple(some) for _, some in groupby(level, key=lambda file: file.first)]

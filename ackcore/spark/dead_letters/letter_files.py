@@ -163,7 +163,7 @@ class FileGroup(NamedTuple):
 
 
 class NotesChanged(StateError):
-    """Another process added a note to a store after this one had read the notes."""
+    """After this process had read a store's notes, another one added one or opened the store."""
 
 
 def read_parts(
@@ -313,12 +313,12 @@ def batch_rows(path: ObjectFile, batch_ids: Int64s | None = None) -> BatchRows:
 
 
 def position_of(path: ObjectFile) -> int:
-    """Return the position in its micro-batch of a file's first letter, from the file's name."""
+    """Return the position in its micro-batch of a file's first letter, from its name; else 0."""
     named = _NAME.fullmatch(path.name)
     return int((named and named[2]) or 0)
 
 
 def batches_of(path: ObjectFile) -> tuple[int, int]:
-    """Return the first and last micro-batch of a file, from its name; -1 for a file of columns."""
+    """Return the first and last micro-batch of a file, from its name; -1, -1 for other files."""
     named = _NAME.fullmatch(path.name)
     return (int(named[1] or named[3]), int(named[1] or named[4])) if named else (-1, -1)

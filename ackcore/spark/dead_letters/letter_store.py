@@ -476,7 +476,7 @@ class Letters:
     ) -> None:
         """Add a request that sends letters again: all letters of its note, or none.
 
-        Raises NotesChanged if another process added a note meanwhile.
+        Raises NotesChanged if another process added a note or opened the store after `notes`.
 
         ``request``: its id. ``note``: the fields of a `Note`. ``tables``: by spout the records, in
         the columns of `TRACKING` and of the source.
@@ -503,7 +503,7 @@ class Letters:
     # -- notes --------------------------------------------------------------------------------
 
     def notes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each request's id and `Note`, as a dict. Call this before `send` and `add_note`.
+        """Yield each request's id and `Note`, as a dict. Iterate before `send` and `add_note`.
 
         Raises CheckpointCorrupt if a note is missing or damaged.
         """
@@ -544,8 +544,8 @@ class Letters:
             # In a later epoch the driver may have swept the objects that were put before.
             if (index["notes"].keys(), index["epoch"]) != self._seen:
                 raise NotesChanged(
-                    f"{self.url}: another process sent letters again or dropped some meanwhile. "
-                    "Try again"
+                    f"{self.url}: meanwhile another process sent letters again, dropped some, or "
+                    "started a query that writes here. Try again"
                 )
             whole = {**index["requests"], **(requests or {})}
             return {**index, "notes": {**index["notes"], request: note}, "requests": whole}

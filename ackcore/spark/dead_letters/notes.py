@@ -46,7 +46,7 @@ class Note(NamedTuple):
 
 
 def notes_of(store: Letters) -> list[Note]:
-    """Return the notes of a store without withdrawn requests, the oldest first.
+    """Return the notes of a store, the oldest first, without the letters of withdrawn requests.
 
     Raises CheckpointCorrupt if a note is damaged.
     """
@@ -63,9 +63,9 @@ def notes_of(store: Letters) -> list[Note]:
 
 
 def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
-    """Return the result of ``ask``, called again if another process added a note meanwhile.
+    """Return the result of ``ask``, called again with a new index after `NotesChanged`.
 
-    Raises NotesChanged if that happens each of 21 times.
+    Raises NotesChanged if each of 21 calls raises it.
     """
     for _ in range(_TRIES):
         try:

@@ -272,7 +272,8 @@ def _fitting(
     """Yield letters as records with the present columns of their source, part by part.
 
     Raises CheckpointForeign if the topology does not track such a spout: each start would refuse
-    the request. Raises ColumnsChanged if the letters do not fit these columns.
+    the request. Raises ColumnsChanged if the letters do not fit these columns. If the store has no
+    record of them, only the names are compared.
     """
     path = store.columns(spout)
     recorded = path is not None

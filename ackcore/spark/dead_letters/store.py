@@ -88,8 +88,9 @@ class DeadLetters:
         Raises ValueError if the checkpoint is a URL, and the store is not. Raises CheckpointForeign
         if the store has letters of another checkpoint, which would be overwritten, or this
         checkpoint has letters elsewhere, which readers would not find. Raises StateError if the
-        store has disappeared, or the function cannot write it. The function raises CheckpointInUse
-        if another driver has taken over the checkpoint.
+        store has disappeared, its index is missing or older than its files, or the function cannot
+        write it. The function raises CheckpointInUse if another driver has taken over the
+        checkpoint.
 
         ``checkpoint``: the checkpoint. It records the place of a store outside of it. ``path``: the
         store. The default is its place at the last start, or a directory in the checkpoint.
