@@ -55,7 +55,7 @@ class FileSystemStore(ABC):
 
     @abstractmethod
     def _names(self, directory: str) -> list[str]:
-        """Return the names in a directory; none if it does not exist or is a file."""
+        """Return the names in a directory; [] if it does not exist or is a file."""
 
     @abstractmethod
     def _files(
@@ -104,8 +104,8 @@ class FileSystemStore(ABC):
     def replace(self, key: str, data: bytes, version: str | None) -> str:
         """Replace ``version`` of an object, and return the new version.
 
-        Raises StoreConflict if the store has another version, and its bytes differ from ``data``.
-        ``version``: None if there is no object yet.
+        Another version with the bytes ``data`` is kept, and returned. Raises StoreConflict if its
+        bytes differ, or the object was deleted. ``version``: None if there is no object yet.
         """
         place, newest = self.place(key), self._versions(checked_key(key))[-1:]
         if [str(number) for number in newest] != ([] if version is None else [version]):

@@ -183,7 +183,7 @@ class HdfsStore(FileSystemStore):
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Move a local file to an object. With ``if_absent``, an object that exists is kept.
 
-        Raises StoreConflict if it differs from the file, or the file is larger than 64 MiB.
+        Then raises StoreConflict, and keeps the file, if it has over 64 MiB or the object differs.
         """
 
         def pieces() -> Iterator[bytes]:

@@ -94,7 +94,7 @@ class LocalStore(FileSystemStore):
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Move a local file to an object. With ``if_absent``, an object that exists is kept.
 
-        Raises StoreConflict if it differs from the file.
+        Then raises StoreConflict, and keeps the file, if the object differs.
         """
         if if_absent:
             self.put(key, path.read_bytes(), if_absent=True)

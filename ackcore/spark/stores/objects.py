@@ -184,8 +184,8 @@ class ObjectStore:
     def replace(self, key: str, data: bytes, version: str | None) -> str:
         """Replace ``version`` of an object, and return the new version.
 
-        Raises StoreConflict if the store has another version, and its bytes differ from ``data``.
-        ``version``: None if there is no object yet.
+        Another version with the bytes ``data`` is kept, and returned. Raises StoreConflict if its
+        bytes differ, or the object was deleted. ``version``: None if there is no object yet.
         """
         return self._put(key, data, "create" if version is None else _condition(version), version)
 
@@ -229,7 +229,7 @@ class ObjectStore:
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Move a local file to an object. With ``if_absent``, an object that exists is kept.
 
-        Raises StoreConflict if it differs from the file, or the file is larger than 64 MiB.
+        Then raises StoreConflict, and keeps the file, if it has over 64 MiB or the object differs.
         """
         checked_key(key)
         size = path.stat().st_size
