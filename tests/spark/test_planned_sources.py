@@ -227,7 +227,7 @@ def test_a_plan_is_compared_without_the_number_of_slots(monkeypatch, answers):
     taken = spout.take(source_rows._Taken(), 0)
     assert taken.last == {"from": 0, "tasks": 2}
     monkeypatch.setattr(source_rows, "task_slots", lambda spark: 3)
-    with pytest.raises(SourceError, match=r"micro-batch 1: .* has read already"):
+    with pytest.raises(SourceError, match=r"micro-batch 1: .* has already, "):
         spout.take(taken, 1)
 
 
@@ -263,7 +263,7 @@ def test_a_source_that_forgets_its_position_at_a_restart_ends_the_query(
     available_now(topology(store, lines=Forgetful(*texts)), spark, checkpoint)
     before = plans(checkpoint)
     on = running(topology(store, lines=Forgetful(*texts)), spark, checkpoint)
-    with pytest.raises(SourceError, match=r"micro-batch 3: .* has read already, .*\"from\": 0"):
+    with pytest.raises(SourceError, match=r"micro-batch 3: .* has already, .*\"from\": 0"):
         on.await_termination(300)
     assert (plans(checkpoint), store.words) == (before, texts)
 

@@ -115,7 +115,7 @@ def as_written(file: pq.ParquetFile, letters: pa.Table) -> pa.Table:
 
 
 def worth_compressing(letters: pa.Table) -> bool:
-    """Return whether compression shrinks a sample of the payloads, at least one, to at most 75 %.
+    """Return whether compression shrinks a sample, of one or more payloads, to at most 75 %.
 
     It does not if the payloads are compressed, encrypted or random. The sample depends only on the
     letters.

@@ -335,7 +335,7 @@ _LOCK = threading.Lock()
 
 @contextlib.contextmanager
 def _off(session: Any, setting: str) -> Iterator[None]:
-    """Set a setting of the session to false until the last of its blocks, in any thread, ends."""
+    """Set a setting of the session to false; restore it when the last block of any thread ends."""
     session_id = session.session_id if is_connect(session) else session._jsparkSession.hashCode()
     key = session_id, setting
     with _LOCK:

@@ -180,7 +180,10 @@ def lost_in_arrow(kind: DataType) -> str | None:
 
 
 def from_arrow_schema(schema: pa.Schema) -> StructType:
-    """Return an Arrow schema as a Spark schema. Times without a zone stay without, as from 4.2."""
+    """Return an Arrow schema as a Spark schema. Times without a zone stay without, as from 4.2.
+
+    Raises PySparkException if Spark has no type for a column.
+    """
     return arrow_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 

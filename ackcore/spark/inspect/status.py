@@ -246,6 +246,8 @@ def _state(
 ) -> tuple[int | None, BatchDecision | None, UnderWay | None]:
     """Return number and decision of the last finished micro-batch, and the unfinished one, if any.
 
+    Each is None if there is none. Raises StateError if a record is missing or damaged.
+
     ``check``: whether to check the lengths and checksums of the decision's files.
     """
     records, cache = checkpoint.records(), checkpoint.tables(check=check)

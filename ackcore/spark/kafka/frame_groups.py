@@ -129,7 +129,7 @@ def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]
 
     ``text``: the entry of the micro-batch in Spark's log; lines of other sources are left out.
     ``sources``: the source number of each stream in the query's plan, in order. Raises ValueError
-    if the entry has another number of streams.
+    if the entry is in Spark's format 1, and has another number of streams.
     """
     version, _, *lines = text.split("\n")
     if version == "v1":

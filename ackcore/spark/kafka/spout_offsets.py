@@ -369,7 +369,10 @@ class SpoutOffsets:
     def _starts(
         self, before: OffsetPlan | None, marks: Mapping[Key, Watermarks]
     ) -> dict[Key, Start]:
-        """Return the starts of new partitions, and of those whose positions are gone."""
+        """Return the starts of new partitions, and of those whose positions are gone.
+
+        Raises ConnectionError or ClusterFailed if Kafka does not answer what they depend on.
+        """
         first = before is None
         committed: Mapping[Any, Commit] = {}
         of_time: Mapping[Any, int] = {}
@@ -420,7 +423,8 @@ class SpoutOffsets:
     ) -> Mapping[Key, Watermarks]:
         """Return the bounds with ends that are not below the given starts if the logs reach them.
 
-        Other consumers of the group may have read records of open transactions.
+        Other consumers of the group may have read records of open transactions. Raises
+        ConnectionError if an end cannot be looked up.
         """
         at: Mapping[Any, int] = {
             (topic, partition): decode_metadata(topic, partition, *one).state.end

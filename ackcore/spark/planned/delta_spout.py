@@ -245,7 +245,10 @@ class DeltaSpout(DividedSource):
         return str(found[0].get("operation", "unknown")) if found else "unknown"
 
     def _files(self, version: int) -> Mapping[str, tuple[int, dict[str, str | None]]]:
-        """Return the files of a version by path, with sizes and the texts of partition values."""
+        """Return the files of a version by path, with sizes and the texts of partition values.
+
+        A null has the text None. Raises the errors of `_opened`.
+        """
         adds = pa.table(self._opened(version).get_add_actions(flatten=True))
         keys = [name for name in adds.column_names if name.startswith("partition.")]
         values = [adds[name].cast(pa.string()).to_pylist() for name in keys]

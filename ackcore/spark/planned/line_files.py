@@ -43,7 +43,7 @@ class LineFile(ABC):
 
     @abstractmethod
     def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
-        """Return the rows of whole records. Raises an error of Arrow if one is damaged."""
+        """Return the rows of whole records. Raises ValueError or ArrowInvalid if one is damaged."""
 
     @abstractmethod
     def _ends(self) -> Iterator[int]:

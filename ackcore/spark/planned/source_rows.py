@@ -162,7 +162,7 @@ class _Spout:
         digest = blake2b(compared.encode(), digest_size=8).hexdigest()
         if digest in before.seen:
             raise SourceError(
-                f"{where}: plan() returned a plan that an earlier micro-batch has read already, "
+                f"{where}: plan() returned a plan that this checkpoint has already, "
                 f"{_shown(text)}. Nothing was written. The plan must name rows after those of "
                 "`previous`, and must be None if there are none"
             )
@@ -267,9 +267,10 @@ class SourceRows(PlannedRows):
     # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return, by spout, the source's next plan.
+        """Return, by spout, the source's next plan, if it has one, in the form of `_Taken.body`.
 
-        With ``once``: all plans in the first micro-batch, and none in later ones.
+        With ``once``: all plans in the first micro-batch, and none in later ones. Raises the errors
+        of `_Spout.take`; without ``once``, an OSError or EOFError is logged instead.
         """
         found = {}
         for one in self._spouts:

@@ -144,7 +144,10 @@ class Packer:
                 self._chunks_to_ship = UNFOLDED_CHUNKS
 
     def _choose_table(self, events: Events) -> Ledger | None:
-        """Open the ledger of the lowest estimated cost; None if unfolded rows cost less to send."""
+        """Open the ledger of the lowest estimated cost; None if unfolded rows cost less to send.
+
+        Without a fixed order it always opens one, for up to `HELD_ROOTS` roots.
+        """
         likely = LIKELY_ROWS if self._rows is None else self._rows
         estimate = CardinalityEstimate.of_sample(events, self._seed, self._timed)
         if not self._fixed_order:

@@ -281,7 +281,10 @@ def _read(piece: _Piece, names: list[str]) -> Batches:
 
 
 def _deal_out(files: list[EventFile], cores: int) -> list[list[_Piece]]:
-    """Distribute row groups among tasks: adjacent ones together, and about equal bytes for each."""
+    """Distribute row groups among tasks: adjacent ones together, and about equal bytes for each.
+
+    Tasks without a row group are left out.
+    """
     total = sum(sum(file.group_bytes) for file in files)
     if total == 0:
         return []

@@ -163,8 +163,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
                 columns = connection.columns(self.table)
             except JdbcError as error:
                 raise ValueError(
-                    f"{what}: table {self.table} cannot be read ({error}). Create it, or give its "
-                    "schema, as in shop.orders"
+                    f"{what}: table {self.table} cannot be read ({error}). Create it, give its "
+                    "schema, as in shop.orders, or grant this user SELECT"
                 ) from error
             match_columns(what, self.table, schema.names, list(columns))
             for field, found in zip(schema, from_arrow_schema(schema), strict=True):
