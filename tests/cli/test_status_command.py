@@ -102,7 +102,7 @@ def test_who_watches_may_have_json(ackcore, checkpoint, looks, lines):
 
 def test_errors_are_one_line(ackcore, tmp_path):
     done = ackcore("status", tmp_path, code=3)
-    assert done.stderr.startswith("ackcore: checkpoint must be the directory passed to start()")
+    assert done.stderr.startswith("ackcore: checkpoint must be the directory or URL passed")
     assert done.stderr.count("\n") == 1
     done = ackcore("status", "viewfs://host/x", code=2)
     assert "viewfs" in done.stderr

@@ -365,7 +365,7 @@ def test_a_store_elsewhere_is_remembered(checkpoint, tmp_path):
         assert not (tmp_path / "elsewhere").exists()
         # It was moved, as the error says; or there is nothing in it that would be out of sight.
         (tmp_path / "there").rename(tmp_path / "elsewhere")
-        with pytest.raises(StateError, match="is its file system mounted") as caught:
+        with pytest.raises(StateError, match="its file system is not mounted") as caught:
             DeadLetters.checked(checkpoint, key)()
         assert str(tmp_path / "there") in str(caught.value)
         moved = DeadLetters.checked(checkpoint, key, tmp_path / "elsewhere")()

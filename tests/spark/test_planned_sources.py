@@ -197,7 +197,7 @@ def test_a_source_that_plans_the_same_rows_twice_ends_the_query(spark, checkpoin
             return {"from": 0, "to": 1}
 
     on = running(topology(store, lines=Stuck("a")), spark, checkpoint)
-    said = r"^spout 'lines', micro-batch 1: plan\(\) returned a plan that an earl"
+    said = r"^spout 'lines', micro-batch 1: plan\(\) returned a plan that this checkpoint has"
     with pytest.raises(SourceError, match=said):
         on.await_termination(300)
     assert store.words == ["a"]

@@ -116,7 +116,7 @@ def test_a_directory_that_may_not_be_searched_is_an_error(tmp_path, monkeypatch)
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "stat", denied)
-    with pytest.raises(StateError, match="a/f cannot be read: Permission denied; make it readable"):
+    with pytest.raises(StateError, match="a/f cannot be read: Permission denied; remove the cause"):
         store.list("a")
     with pytest.raises(CheckpointReadOnly, match=r"a cannot be written .*Permission denied"):
         atomic.remove_temporaries(tmp_path / "a")

@@ -112,8 +112,8 @@ def holder_of(path: Path) -> Holder | None:
 
 def _unreadable(path: Path, error: OSError) -> StateError:
     return StateError(
-        f"{path} cannot be read: {error.strerror or error}; make it readable for this user, and "
-        "start again"
+        f"{path} cannot be read: {error.strerror or error}; remove the cause, for instance missing "
+        "rights of this user, and start again"
     )
 
 

@@ -133,7 +133,7 @@ def opened_checkpoint(path: str | os.PathLike[str]) -> CheckpointView:
     if found is None:
         what = f"{place} has no ackcore/head.json" if is_bucket(place) else what_is_at(Path(place))
         raise FileNotFoundError(
-            "checkpoint must be the directory passed to start() or run_batch(), but " + what
+            "checkpoint must be the directory or URL passed to start() or run_batch(), but " + what
         )
     return found
 

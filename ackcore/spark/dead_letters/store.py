@@ -117,8 +117,9 @@ class DeadLetters:
         if owner is None and url == before and (path is None or _counted(records)):
             raise StateError(
                 f"the dead letters of the checkpoint {home} are kept in {url}, which has no "
-                f"{INDEX}: is its file system mounted? If the letters are lost, set "
-                "dead_letters= to another directory, for new ones"
+                f"{INDEX}: its file system is not mounted, or the store was removed. Mount or "
+                "restore it; or, if its letters are lost, set dead_letters= to another directory, "
+                "for new letters"
             )
         if owner is None and store.newer_files(sys.maxsize):
             raise corrupt(

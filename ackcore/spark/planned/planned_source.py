@@ -113,9 +113,10 @@ class PlannedSource(ABC):
         """The names of the columns in `emits`. Raises TypeError if `schema` is missing or empty."""
         schema = getattr(self, "schema", None)
         if not isinstance(schema, pa.Schema) or not schema.names:
+            got = "one without" if isinstance(schema, pa.Schema) else type(schema).__name__
             raise TypeError(
-                f"schema of {self!r} must be a pyarrow.Schema with at least one column, got "
-                f'{type(schema).__name__}; pa.schema([("id", pa.int64())]) is one'
+                f"schema of {self!r} must be a pyarrow.Schema with at least one column, got {got}; "
+                'pa.schema([("id", pa.int64())]) is one'
             )
         return list(self.emits.names)
 

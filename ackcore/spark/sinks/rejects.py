@@ -173,7 +173,7 @@ def _reasons(reasons: Reasons, n: int) -> tuple[list[str | BaseException], Int32
     if len(of) != n:
         raise InvalidRejects(
             f"SinkRejects has {counted(len(of), 'reason')} for {counted(n, 'row')}; give one for "
-            "each, or one for all"
+            "each, or one for all that is in no list or column"
         )
     return found, of
 

@@ -176,8 +176,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StateError(
-            f"{path} cannot be read: {error.strerror or error}; make it readable for this process, "
-            "and start again"
+            f"{path} cannot be read: {error.strerror or error}; remove the cause, for instance "
+            "missing rights of this process, and start again"
         ) from error
 
 
@@ -198,6 +198,6 @@ def _in_directory(path: Path, make: Callable[[], object]) -> None:
 def _raise_unless_absent(error: OSError) -> None:
     if not isinstance(error, _ABSENT):
         raise StateError(
-            f"{error.filename} cannot be listed: {error.strerror}; make it "
-            "readable for this process, and start again"
+            f"{error.filename} cannot be listed: {error.strerror}; remove the cause, for instance "
+            "missing rights of this process, and start again"
         ) from error
