@@ -79,7 +79,7 @@ class Lock:
 
 
 class Holder(NamedTuple):
-    """The process that holds a lock, or held it last."""
+    """The process that holds a lock, or held it last, and whether it holds it now, if known."""
 
     name: str  # the process and its host
     holds: bool | None  # whether it holds the lock now; None if this host cannot determine it

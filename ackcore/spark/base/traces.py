@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Step(NamedTuple):
-    """One call of a bolt with tuples of a record."""
+    """One call of a bolt with tuples of a record: its place, its time and the tuples in it."""
 
     component: str  # the bolt
     partition: int  # the task's partition

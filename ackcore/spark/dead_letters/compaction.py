@@ -99,7 +99,7 @@ class Compaction:
 
 
 def _joined(run: list[LetterFile], notes: Sequence[Note]) -> Iterator[pa.Table]:
-    """Yield the letters of several files, with empty rows for letters of a file given up."""
+    """Yield the letters of several files; dropped ones, and those of a file given up, are empty."""
     first = end = -1
     for each in run:
         lost = position_of(each.path) - (end if each.first == first else 0)

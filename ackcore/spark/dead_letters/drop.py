@@ -105,7 +105,10 @@ def _empty(store: Letters, notes: Sequence[Note]) -> None:
 
 
 def _empty_file(store: Letters, spout: str, file: LetterFile, notes: Sequence[Note]) -> bool:
-    """Rewrite a file with empty rows for dropped letters; return False if it had them already."""
+    """Rewrite a file with empty rows for dropped letters; return False if it had them already.
+
+    After True, look again: a driver may have merged the old file meanwhile.
+    """
     path = file.path
     try:
         _, gone = gone_rows(path, spout, notes)

@@ -135,7 +135,10 @@ Fill = Callable[[BinaryIO], object]
 
 
 class LetterFile(NamedTuple):
-    """A file of letters. The letters of a micro-batch may be in several files (`position_of`)."""
+    """A file of letters, with its first and last micro-batch, and how often it was merged.
+
+    The letters of a micro-batch may be in several files (`position_of`).
+    """
 
     path: ObjectFile
     first: int  # the first micro-batch

@@ -60,7 +60,10 @@ class LetterId:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """A filter of dead letters. All given conditions must hold; without any, all letters match."""
+    """A filter of dead letters by id, place and error of the failure, time of death, and replays.
+
+    All given conditions must hold; without any, all letters match.
+    """
 
     ids: Sequence[LetterId] | None = None  # the ids of the letters; None: any id; empty: no letter
     #: The spout of the record, the component that failed it, and the type of the error.
@@ -75,7 +78,10 @@ class LetterFilter:
     sent: bool | None = None  # whether the letter was sent again
 
     def rows(self, file: LetterFile, spout: str, notes: Sequence[Note]) -> Int64s:
-        """Return the sorted row numbers of a file's matching rows. Dropped letters never match."""
+        """Return the sorted row numbers of a file's matching rows. Dropped letters never match.
+
+        Raises CheckpointCorrupt if the file is damaged.
+        """
         if self.spout not in (None, spout):
             return np.empty(0, np.int64)
         letters, gone = gone_rows(file.path, spout, notes)

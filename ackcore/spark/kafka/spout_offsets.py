@@ -94,7 +94,10 @@ class SpoutOffsets:
     # -- partitions and their ends ----------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Look up the partitions if that is due, by ``refresh_s`` or after a change of leaders."""
+        """Look up the partitions if that is due, by ``refresh_s`` or after a change of leaders.
+
+        Warns of topics that are missing since. Raises UnknownTopics or ClusterFailed if it cannot.
+        """
         if time.monotonic() < self._refresh_at:
             return
         # After the first look-up, a topic may have been deleted.

@@ -17,7 +17,11 @@ from ackcore.topology.tuples import Reason
 
 
 class PartitionFacts(NamedTuple):
-    """The facts by which `decide` chooses the start of a partition."""
+    """The facts by which `decide` chooses the start of a partition.
+
+    They are its bounds, its last position, the offsets of the group or of the start time, and
+    whether its log and its topic are still the same.
+    """
 
     #: The name of the partition.
     topic: str

@@ -260,7 +260,10 @@ class FileReader:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _cast(self, column: pa.Array, field: pa.Field) -> pa.Array:
-        """Return a column in the type of a field. Raises ValueError if that changes a value."""
+        """Return a column in the type of a field. Raises ValueError if that changes a value.
+
+        Texts, and numbers of JSON, may be rounded.
+        """
         if column.type == field.type:
             return column
         is_parsed, said = self.format != "parquet", "values would be changed"

@@ -44,7 +44,10 @@ _READ_COMMITTED = 2
 
 
 class JdbcError(RuntimeError):
-    """An error of the database, its JDBC driver, or the Spark job that fills the staging table."""
+    """An error of the database, its JDBC driver, or the Spark job that fills the staging table.
+
+    It has the SQLSTATE, "" if unknown, and in `shown` the message without values of rows.
+    """
 
     def __init__(self, message: str, sqlstate: str = "", shown: str | None = None) -> None:
         super().__init__(message)

@@ -62,7 +62,7 @@ _COPIES = (
 
 
 class Names(NamedTuple):
-    """The names of a sink's tables in SQL."""
+    """The names of a sink's table, of its marker table and of the schema of both, in SQL."""
 
     table: str  # the table to write
     marker: str  # the marker table
@@ -282,7 +282,10 @@ class JdbcTransaction:
         raise self._batch.refuse(list(refused), list(refused.values()))
 
     def _make_staging(self, columns: list[str]) -> None:
-        """Create the staging table with some columns of the table, and a unique row number."""
+        """Create the staging table with some columns of the table, and a unique row number.
+
+        First rolls back what is not committed, and at the end commits.
+        """
         connection, row = self.connection, self.connection.quoted(_ROW)
         connection.rollback()
         for number, copy in enumerate(_COPIES):

@@ -199,7 +199,10 @@ def owned_by_another(
 
 
 def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordBatch]) -> bool:
-    """Write batches to a Parquet file and sync it. Without any, write nothing, return False."""
+    """Write batches to a Parquet file and sync it. Without any, write nothing, return False.
+
+    Raises pyarrow.ArrowInvalid if a time does not fit Spark's type.
+    """
     writer = None
     for table in _gathered(batches):
         schema = _file_schema(table.schema)

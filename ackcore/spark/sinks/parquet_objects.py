@@ -47,7 +47,7 @@ _AT_ONCE = 16
 
 
 class ParquetParts(NamedTuple):
-    """The parts from which the keys of a micro-batch's Parquet files are made."""
+    """The content and the number of a micro-batch's Parquet files, from which `name` makes keys."""
 
     #: The unique part of the names: `SinkBatch.fingerprint`, and after it a number if the rows
     #: replaced others.

@@ -37,7 +37,7 @@ _TCP: dict[str, Any] = {
 
 
 class Column(NamedTuple):
-    """A column of a table."""
+    """A column of a table: its kind, and whether rows may or must have a value for it."""
 
     is_array: bool  # whether its type is an array
     generated: bool  # whether PostgreSQL always generates its value, so that none can be written
@@ -153,7 +153,7 @@ _MARKER = """(
 
 
 class SinkTable(NamedTuple):
-    """The arguments of `to_postgres` that concern tables."""
+    """The arguments of `to_postgres` about tables: the table, its keys and the marker table."""
 
     table: str  # the name of the table to write, in SQL
     keys: tuple[str, ...]  # its key columns

@@ -123,6 +123,8 @@ class PostgresRows:
     def _copy_all(self, copy: str, *, numbered: bool) -> int:
         """Copy the rows by a COPY statement; return the number of all rows, refused ones included.
 
+        Adds the refused ones to `_refused`.
+
         ``numbered``: whether the statement has a last column for the row's number.
         """
         rows = 0
@@ -152,7 +154,10 @@ class PostgresRows:
         return rows
 
     def _merge_all(self, rows: int) -> None:
-        """Merge the temporary table into the table; ``rows``: the result of `_copy_all`."""
+        """Merge the temporary table into the table, and add the refused rows to `_refused`.
+
+        ``rows``: the result of `_copy_all`.
+        """
         own, order, on_conflict = self._by_keys() if self._keys else ("", _ROW, "")
         distinct = f"DISTINCT ON ({own}) " if own else ""
         head = (

@@ -28,7 +28,7 @@ _NO_PLACES: Int64s = np.empty(0, np.int64)
 
 
 class BatchFile(NamedTuple):
-    """A file with rows for a sink; `read_sink_file` reads it."""
+    """A file with rows for a sink, and those to leave out; `read_sink_file` reads it."""
 
     #: The path of an Arrow IPC stream file that driver and executors can read; a URL in a bucket.
     path: str

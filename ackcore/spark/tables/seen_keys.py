@@ -76,7 +76,10 @@ class SeenFold(TableFold):
     _behind: Mapping[str, Mapping[str, int]]
 
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
-        """Return the table after the micro-batch (`TableFold.folded`), with its new horizon."""
+        """Return the table after the micro-batch (`TableFold.folded`), with new horizon and spans.
+
+        Merges drop expired keys later.
+        """
         dedup, now_ms = self._dedup, self._now_ms
         within_ms = _within_ms(dedup, now_ms)
         self._horizon_ms = horizon_ms = before.horizon_ms
