@@ -174,6 +174,18 @@ def test_a_restore_whose_log_was_cleaned_up_is_not_taken_for_an_append(table):
     assert versions(DeltaSpout(table, starting_version=3), before) == [[2]]
 
 
+def test_a_compaction_whose_log_was_cleaned_up_is_not_called_a_deletion(table):
+    for n in range(2):
+        append(table, n)
+    deltalake.DeltaTable(table).optimize.compact()
+    deltalake.DeltaTable(table).create_checkpoint()
+    Path(table, f"_delta_log/{2:020}.json").unlink()
+    before = {"to": 1, "commit": None}
+    with pytest.raises(SourceError, match=r"version 2 removes files, perhaps .* was cleaned up"):
+        DeltaSpout(table).plan(before)
+    assert versions(DeltaSpout(table, skip_changes=True), before) == [[]]
+
+
 def commit(table, version, *actions):
     """Write a version's file of the log, as another writer of Delta does."""
     head = {"commitInfo": {"timestamp": 1, "operation": "DELETE", "operationParameters": {}}}

@@ -171,10 +171,9 @@ class DeltaSpout(DividedSource):
                 files += [[path, *now[path]] for path in new]
             elif not (self._skips or self._only_rewrites(taken)):
                 raise SourceError(
-                    f"{self!r}: version {taken} ({self._operation(taken)}) deletes, updates or "
-                    "restores rows that were read, and a topology cannot take rows back. Set "
-                    "skip_changes=True to leave out such versions with the rows that they add, or "
-                    f"starting_version={taken + 1} to leave out all versions before"
+                    f"{self!r}: version {taken} {self._change(taken)}, and a topology cannot take "
+                    "rows back. Set skip_changes=True to leave out such versions with the rows "
+                    f"that they add, or starting_version={taken + 1} to leave out all before it"
                 )
             before = now
         return {"from": first, "to": taken, "files": files, "commit": _digest(self._commit(taken))}
@@ -237,12 +236,15 @@ class DeltaSpout(DividedSource):
             raise OSError(str(error)) from None
         return None if found is None else found.to_pybytes()
 
-    def _operation(self, version: int) -> str:
+    def _change(self, version: int) -> str:
+        """Return the words of an error about a version that may take rows back."""
         # Not by `DeltaTable.history`, which takes a commit that arrives meanwhile for the newest.
-        found = [
-            one["commitInfo"] for one in _actions(self._commit(version)) if "commitInfo" in one
-        ]
-        return str(found[0].get("operation", "unknown")) if found else "unknown"
+        commit = self._commit(version)
+        if commit is None:
+            return "removes files, perhaps with rows that were read (its log was cleaned up)"
+        found = [one["commitInfo"] for one in _actions(commit) if "commitInfo" in one]
+        operation = found[0].get("operation", "unknown") if found else "unknown"
+        return f"({operation}) deletes, updates or restores rows that were read"
 
     def _files(self, version: int) -> Mapping[str, tuple[int, dict[str, str | None]]]:
         """Return the files of a version by path, with sizes and the texts of partition values.
