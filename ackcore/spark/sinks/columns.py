@@ -257,6 +257,8 @@ def refuse_values(batch: SinkBatch, checks: Sequence[Unfit]) -> None:
 def with_long_name(column: pa.Array, most: int, escape: Callable[[Any], str]) -> pa.BooleanArray:
     """Return which values have more than ``most`` bytes in the name of a partition's directory.
 
+    False for nulls.
+
     ``column``: texts, bytes or floats. ``escape``: returns the text of a value in such a name: at
     most 4 n + 8 bytes for a value of n bytes.
     """
@@ -269,6 +271,8 @@ def with_long_name(column: pa.Array, most: int, escape: Callable[[Any], str]) ->
 
 def longest_name(location: str) -> int:
     """Return the maximum number of bytes in the name of a partition's directory.
+
+    File systems limit each name, to 255; a bucket limits the whole key.
 
     ``location``: the path or URL of the directory with the partitions.
     """
