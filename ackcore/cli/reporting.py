@@ -133,9 +133,8 @@ def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
     """
     # Titles wrap at their table's width.
     made = Table(
-        title=cell(title),
+        title=Text(plain(title), "bold"),  # rich ignores title_style for a Text
         title_justify="left",
-        title_style="bold",
         box=None,
         min_width=len(title) + 2,
     )

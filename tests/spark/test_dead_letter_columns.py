@@ -162,15 +162,23 @@ def test_a_wrong_condition_is_refused_before_there_are_letters(spark, checkpoint
             replay(checkpoint, spark, where=wrong)
 
 
+def test_a_condition_may_name_a_column_of_a_source_without_letters(spark, checkpoint):
+    opened(checkpoint, SOURCES).write(0, {"lines": of(0, value=["a", "b"])})
+    for spout in (None, "lines"):
+        with pytest.raises(ValueError, match="where must be a condition"):
+            replay(checkpoint, spark, where="payload.nobody = 1", spout=spout)
+    assert replay(checkpoint, spark, where="spout = 'clicks' and payload.n > 3").records == {}
+
+
 def test_a_job_that_fails_for_another_reason_is_not_a_wrong_condition(spark, checkpoint):
     opened(checkpoint, SOURCES).write(0, {"lines": died(0, 2)})
     store = store_of(checkpoint)
     kinds = kinds_of(store, None)
     os.unlink(kinds[0].files[0].path)
     with pytest.raises(JOB_ERRORS, match=r"CheckpointCorrupt: .*/batch-0\..* is missing"):
-        matching_rows(spark, kinds, (), "batch_id = 0")
+        matching_rows(spark, store, None, (), "batch_id = 0")
     with pytest.raises(ValueError, match="where must be a condition"):
-        matching_rows(spark, kinds, (), "batch_id =")
+        matching_rows(spark, store, None, (), "batch_id =")
 
 
 def test_letters_tell_how_often_they_were_sent_and_by_whom(spark, checkpoint):

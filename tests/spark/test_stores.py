@@ -628,7 +628,7 @@ def test_who_has_no_credentials_is_told_their_names_and_how_to_look(url, names):
     assert f"credentials from the environment ({names}) or the role" in str(error.value)
     assert str(error.value).endswith(f"To find the cause: ackcore doctor {url}")
     expired = "non-2xx status code: 400 Bad Request: <Error><Code>ExpiredToken</Code>"
-    says = r"expired\. Driver .* that last\."
+    says = r"have expired\. Renew them, .* check that they have credentials\."
     with pytest.raises(StoreUnavailable, match=says) as error, store._asking("head"):
         raise OSError(f"Error performing GET http://h/k - Server returned {expired}")
     assert names in str(error.value)

@@ -7,7 +7,7 @@ then get the columns of all files, with nulls in those that they lack.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from typing import Literal
 
@@ -204,7 +204,8 @@ def _rows(file: ObjectFile, spout: str, notes: Sequence[Note]) -> Iterator[pa.Re
 
 def matching_rows(
     spark: SparkSession | None,
-    kinds: Sequence[FileGroup],
+    store: Letters,
+    spout: str | None,
     notes: Sequence[Note],
     where: str | Column,
 ) -> dict[ObjectFile, Int64s]:
@@ -213,14 +214,19 @@ def matching_rows(
     Files without such letters are left out. Raises ValueError if ``where`` is not a condition over
     these columns, or there is no session.
 
-    ``spark``: the session that evaluates the condition. None for the active session. ``notes``: the
-    notes of letters that were sent again or dropped. ``where``: the condition, over the columns of
-    `dead_letters`.
+    ``spark``: the session that evaluates the condition. None for the active session. ``spout``: the
+    spout of the letters; None for all. ``notes``: the notes of letters that were sent again or
+    dropped. ``where``: the condition, over the columns of `dead_letters`.
     """
     session = session_of(spark)
+    kinds = kinds_of(store, spout)
     found: dict[ObjectFile, list[int]] = {}
     frames = [letters_of(session, kind, notes, places=True) for kind in kinds]
     others = {field.name: field for frame in frames for field in payload_of(frame.schema)}
+    for field in _source_columns(store, spout):
+        others.setdefault(field.name, field)
+    if not kinds:
+        _check_condition(session, others.values(), where)
     for kind, frame in zip(kinds, frames, strict=True):
         own = payload_of(frame.schema)
         absent = [field for name, field in others.items() if name not in own.names]
@@ -243,15 +249,11 @@ def matching_rows(
     return {path: np.array(rows, np.int64) for path, rows in found.items()}
 
 
-def check_condition(
-    spark: SparkSession | None, store: Letters, spout: str | None, where: str | Column
+def _check_condition(
+    session: SparkSession, columns: Iterable[T.StructField], where: str | Column
 ) -> None:
-    """Raise ValueError if ``where`` is not a condition over the columns of a store's sources.
-
-    ``store``: a store without letters of the spout. Other arguments: as in `replay`.
-    """
-    columns = {field.name: field for field in _source_columns(store, spout)}
-    frame = _united(session_of(spark), [], T.StructType([*columns.values()]))
+    """Raise ValueError if ``where`` is not a condition over letters with these source columns."""
+    frame = _united(session, [], T.StructType([*columns]))
     try:
         frame.where(where).schema  # noqa: B018 - Spark Connect analyses the frame now
     except (AnalysisException, TypeError) as error:

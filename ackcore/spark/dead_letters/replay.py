@@ -44,7 +44,7 @@ from ackcore.spark.dead_letters.letter_files import (
     read_parts,
     read_schema,
 )
-from ackcore.spark.dead_letters.letter_store import Letters, files_of, kinds_of
+from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.listing import LetterFilter
 from ackcore.spark.dead_letters.notes import (
     Note,
@@ -192,10 +192,7 @@ def _replay(
     matching: Mapping[ObjectFile, Int64s] = {}
     if not isinstance(where, LetterFilter):
         reading = import_module("ackcore.spark.dead_letters.reading")
-        if kinds := kinds_of(store, spout):
-            matching = reading.matching_rows(spark, kinds, notes, where)
-        else:
-            reading.check_condition(spark, store, spout, where)
+        matching = reading.matching_rows(spark, store, spout, notes, where)
     rows: dict[str, dict[str, list[list[int]]]] = {}
     wanted: dict[str, list[_Chosen]] = {}
     left_out: Counter[str] = Counter()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from functools import partial
+from io import StringIO
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
@@ -99,11 +100,16 @@ def to_iceberg(
 
     Notes
     -----
-    A row with a null in a required column, text that is not UTF-8, text that pyiceberg would cut
-    behind the unassigned letter U+D7FF for the bounds of a file, a date or time outside the years 1
-    to 9999, or a value that a partition cannot store is refused: its record becomes a dead letter,
-    and the other rows are written. If another writer commits while the sink writes, the sink fails
-    and is called again.
+    A row is refused if it has one of these values:
+
+    - a null in a required column;
+    - text that is not UTF-8;
+    - text that pyiceberg would cut behind the unassigned letter U+D7FF, for the bounds of a file;
+    - a date or time outside the years 1 to 9999;
+    - a value that a partition cannot store.
+
+    Its record becomes a dead letter, and the other rows are written. If another writer commits
+    while the sink writes, the sink fails and is called again.
     """
     return IcebergSink(table, catalog, keys)
 
@@ -220,7 +226,8 @@ class IcebergSink(TransactionalSink["Transaction"]):
         for have in stream.fields:
             want = there.find_field(have.field_id)
             try:
-                _check_schema_compatible(Schema(want), Schema(have))
+                with contextlib.redirect_stdout(StringIO()):  # pyiceberg prints the columns, too
+                    _check_schema_compatible(Schema(want), Schema(have))
             except ValueError:
                 raise uncastable(
                     what, have.name, f"table {self.table}", want.field_type, have.field_type

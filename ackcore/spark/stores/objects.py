@@ -85,9 +85,9 @@ _METADATA = re.compile(r" https?://(?:169\.254\.|metadata)[^/]*/")
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 #: Codes of S3, and of Ceph, for a request that met another one for its object.
 _COLLISION = re.compile("ConditionalRequestConflict|OperationAborted|ConcurrentModification")
-#: Codes of S3 and GCS for a request whose time is not that of the service, and for temporary
-#: credentials that have expired: status 400.
-_SKEWED = re.compile("RequestTimeTooSkewed|RequestExpired")
+#: The code of S3 for a request whose time is not that of the service, with status 403.
+_SKEWED = "RequestTimeTooSkewed"
+#: Codes of S3 for temporary credentials that have expired, with status 400.
 _EXPIRED = re.compile("ExpiredToken|TokenRefreshRequired")
 _AZURE_NAMES = "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN"
 #: The usual environment variables for credentials.
@@ -355,7 +355,7 @@ class ObjectStore:
             way_out = (
                 f"{self._credentials()} with the rights to read, write, list and delete objects"
             )
-            if _SKEWED.search(str(bad)):
+            if _SKEWED in str(bad):
                 way_out = "Set the clock of this machine: the service has another time"
             raise kind(
                 f"{self._named(key)} cannot be {how} ({told(bad)}). {way_out}"
@@ -371,7 +371,8 @@ class ObjectStore:
                 what += "; the error is from the service that assigns roles to machines and pods. "
                 what += self._credentials()
             elif _EXPIRED.search(str(bad)):
-                what += f"; the credentials have expired. {self._credentials()} that last"
+                what += "; the credentials have expired. Renew them, or use credentials that are "
+                what += f"renewed automatically. {self._credentials()}"
             raise StoreUnavailable(
                 f"{what}. All that was recorded before is kept"
                 + (f". {self._doctor()}" if how == "read" else "; remove the cause and start again")
