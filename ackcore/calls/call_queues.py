@@ -131,7 +131,7 @@ class KeyQueue:
         """Replace the estimated tokens of a call that ended by those that it reported.
 
         This also updates the mean `estimate`. Without a report, the limit gets the estimated tokens
-        of a refused call back; those of any other call stay taken.
+        of a ``refused`` call (it raised a `Retry`) back; those of any other call stay taken.
         """
         if self.spent is None:
             return
@@ -144,8 +144,9 @@ class KeyQueue:
     def lease(self) -> tuple[Call, Lease | None]:
         """Return the next waiting call, and its lease of an endpoint, None if none has room for it.
 
-        The call stays in the queue until `remove`. Calls to repeat come first. Only the first of
-        those that avoid the same endpoint is tried: there is room for all of them or for none.
+        A call must be waiting, and stays in the queue until `remove`. Calls to repeat come first,
+        and then new ones. Only the first of the calls that avoid the same endpoint is tried: there
+        is room for all of them or for none.
         """
         if not self.due:
             return self.new[0], self.endpoints.lease(None)
@@ -267,7 +268,7 @@ class FairQueues:
             self.changed(queue)
 
     def finished(self, queue: KeyQueue) -> None:
-        """Record that a call of a key has an outcome.
+        """Record that a call has an outcome. Call it only with keys.
 
         If more than `KEPT_KEYS` keys have no calls, the one without calls for longest is forgotten.
         """
@@ -296,8 +297,9 @@ class FairQueues:
     def next(self, now: int) -> tuple[KeyQueue, int | None] | None:
         """Return the queue of the next call, and put aside queues that can begin no call now.
 
-        Returns None if all are aside. The second value is None if the call can begin. Otherwise it
-        is the nanoseconds until an endpoint opens, longer than a call may wait in the task.
+        Returns None if no queue that is not aside has a call. The second value is None if an
+        endpoint of the queue has room. Otherwise all stay closed for longer than a call may wait in
+        the task, and it is the nanoseconds until one opens. The `window` is not considered.
         """
         while (queue := self._first()) is not None:
             if queue.is_rated and (ready_ns := queue.ready_ns()) > now:
@@ -316,7 +318,7 @@ class FairQueues:
         return None
 
     def changed(self, queue: KeyQueue) -> None:
-        """Put a queue where it belongs after one of its calls began, ended or was given back.
+        """Put a queue where it belongs after a call of it began, ended, was given back or came due.
 
         That is behind the queues with as many calls in flight; nowhere if no call waits in it.
         """

@@ -123,7 +123,10 @@ class Workers:
         return self._clock() - self._stood_ns
 
     def outcomes(self, loop: AbstractEventLoop, items: Iterator[Any]) -> Iterator[CallOutcome[Any]]:
-        """Yield the outcome of each item's call, in order; then raise the error of ``items``."""
+        """Yield the outcome of each item's call, in order; then raise an error of ``items``.
+
+        Any error outside of the function and the items, as of a limit, is raised at once.
+        """
         self._loop, self._items, self._exhausted, self.running = loop, items, False, True
         order = self._order
         try:
@@ -308,7 +311,7 @@ class Workers:
         return self.in_flight >= min(self._most, self._window.limit)
 
     def _has_more(self, now: int) -> bool:
-        """Return whether there is a call that another worker could begin now."""
+        """Return whether another worker may find a call to begin now, if only of an unread item."""
         if self._window is not None and self._is_window_full:
             return False
         if self.queues.next(now) is not None or (self._waits and self._waits[0][0] <= now):
@@ -331,7 +334,8 @@ class Workers:
     def _pull(self) -> bool:
         """Pull the next item into a queue. Return False if there is none, or `_is_full`.
 
-        Then too many outcomes wait for that of an earlier item.
+        If the items raise, there are no more, and `outcomes` raises the error. If the key of an
+        item raises, that error is its outcome.
         """
         if self._exhausted or self._is_full:
             return False
@@ -370,7 +374,8 @@ class Workers:
     def _failed(self, worker: _Worker, call: Call, error: BaseException | None) -> None:
         """Schedule the repetition of a call that failed or timed out, or end its item.
 
-        ``error``: the exception that the function raised; None if it returned after the time-out.
+        This also counts the failure for its endpoint, which may be paused. ``error``: the exception
+        that the function raised; None if it returned after the time-out.
         """
         timed_out = worker.expired
         if timed_out or isinstance(error, CancelledError):
@@ -401,7 +406,10 @@ class Workers:
         self._wake_at(self._waits[0][0])
 
     def _wait_of(self, call: Call, error: BaseException) -> int | None:
-        """Return the nanoseconds until a call is repeated in the task; None if it is not."""
+        """Return the nanoseconds until a call is repeated in the task; None if it is not.
+
+        This counts a failure if the error is one of ``retry_on``.
+        """
         settings = self._settings
         after_s: float | None = None
         if isinstance(error, Retry):

@@ -82,8 +82,9 @@ class Calls(Generic[Item, Value]):
         raises RuntimeError if this is closed, another run is not over, or an event loop runs in
         this thread. Raises an error of ``items`` after the outcomes of earlier items.
 
-        `KeyboardInterrupt` ends all calls at once and passes through. If a run is abandoned, for
-        example by ``close()`` of the generator, its calls are cancelled and this object is closed.
+        `KeyboardInterrupt` ends all calls at once and passes through. If a run that has begun
+        raises, or is abandoned, for example by ``close()`` of the generator, its calls are
+        cancelled and this object is closed.
         """
         self._refuse()
         self._running = True
@@ -131,7 +132,11 @@ class Calls(Generic[Item, Value]):
 
     @property
     def counts(self) -> CallCounts:
-        """The counts over all runs: opened breakers, and tokens and costs that calls reported."""
+        """The counts over all runs: of opened breakers, and of calls and their reports by `used`.
+
+        Costs are not among them. The reader of the counts may set them to 0
+        (`UsageCounts.taken`).
+        """
         return self._workers.counts
 
     def __enter__(self) -> Self:
@@ -182,12 +187,13 @@ class Calls(Generic[Item, Value]):
 
 
 class CallLoop(asyncio.SelectorEventLoop):
-    """An event loop with a clock that stops while the loop does not run.
+    """An event loop with a clock of its own.
 
-    So time-outs, the user's own ``asyncio.timeout`` included, do not expire while the reader of the
-    outcomes has control and answers that arrive are not handled.
+    For `Calls`, that is `Workers.now_ns`. So time-outs, the user's own ``asyncio.timeout``
+    included, do not expire while the reader of the outcomes has control and answers that arrive are
+    not handled.
 
-    ``clock``: returns this time in nanoseconds. ``selector``: the selector of the loop.
+    ``clock``: returns the time in nanoseconds. ``selector``: the selector of the loop.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ class Breaker:
     time for which it stays open, in nanoseconds.
 
     Attributes: ``opened_ns``: the time at which it first opened since the last success.
-    ``last_error``: the error that opened it.
+    ``last_error``: the error that opened it last. Both are None while it is closed.
 
     M. Nygard, "Release It!", 2007; the states and their names are pybreaker's.
     """
@@ -190,7 +190,8 @@ class Endpoints:
     """The endpoints of one task's calls: those of the settings, or a single one, named None.
 
     ``most``: the largest number of calls in flight, over all endpoints. ``clock``: returns the time
-    in nanoseconds. ``call_counts``: its ``trips`` counts the times that a breaker opened.
+    in nanoseconds. ``call_counts``: its ``trips`` counts the times that a breaker opened. Raises
+    the errors of `made_limit`.
 
     Attributes: ``lease``: the method `Windows.lease` of the endpoints' windows.
     """
@@ -265,7 +266,8 @@ class Endpoints:
         """Record that a call raised, or timed out.
 
         A `Retry` that is not final pauses the endpoint. Other errors of the whole call
-        (`CallSettings.is_of_call`) count for its breaker. Any further error is an answer.
+        (`CallSettings.is_of_call`) count for its breaker. For the breaker, a `Retry` and any
+        further error are answers.
         """
         counts = self._settings.is_of_call(error)
         self._windows.take_back(lease, dropped=counts, again=False, timed_out=timed_out)
@@ -286,7 +288,7 @@ class Endpoints:
         """Pause an endpoint that refuses calls: briefly at first, then twice as long each time.
 
         The longest is what the error requests, or else ``breaker_reset_s``, and at least a second.
-        With ``breaker_failures=None`` no endpoint is paused.
+        One that is paused already is not paused anew. With ``breaker_failures=None`` none is.
         """
         if self._settings.breaker_failures is None:
             return
@@ -317,7 +319,8 @@ class Endpoints:
     def reopen(self, now_ns: int) -> float:
         """Open endpoints whose pause is over. Return the end of the next pause; infinity if none.
 
-        A lease does that as well, but none is requested while the other endpoints are full.
+        The pause during a trial call does not count: the end of the call ends it. A lease also
+        opens endpoints, but none is requested while the other endpoints are full.
         """
         next_ns: float = math.inf
         for consumer in self._consumers:

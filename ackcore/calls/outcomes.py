@@ -96,9 +96,10 @@ class CallOutcome(NamedTuple, Generic[Value]):
 
     ``value``: the result of the call; None if it failed. ``error``: the last error; None if the
     call succeeded. It is a `TimeoutError` if the call took too long, a `Retry` if the item should
-    be called again later, and an `Unavailable` also if it was not called, since no endpoint
-    answers. ``attempts``: the number of calls made for the item; may be 0. ``after_s``: with
-    `Retry`, the seconds after which the item should be called again, if known.
+    be called again later, and an `Unavailable` also if it was not called, since no endpoint answers
+    or no money is left. ``attempts``: the number of calls made for the item; may be 0. ``after_s``:
+    the seconds after which the item should be called again; None if a `Retry` names none, and for
+    an error after which no wait is known.
     """
 
     value: Value | None
@@ -128,7 +129,8 @@ def marked_final() -> Iterator[None]:
 
 
 def is_marked_final(error: BaseException) -> bool:
-    """Return whether an exception is marked as final, or was raised while a marked one was handled.
+    """Return whether an exception is marked as final, or was raised from, or during the handling
+    of, a marked one.
 
     So an error stays final if a user's ``except Exception`` turns it into a `Retry`.
     """

@@ -115,7 +115,10 @@ cost_per_run=None)
             )
 
     def share(self, tasks: int) -> RateLimit:
-        """Return the limit for one of ``tasks`` tasks: with an equal share of calls and tokens."""
+        """Return the limit for one of ``tasks`` tasks: with an equal share of calls and tokens.
+
+        ``concurrency`` and ``cost_per_run`` stay the same.
+        """
         calls, tokens = self.calls_per_s, self.tokens_per_min
         return replace(
             self,
@@ -191,8 +194,8 @@ def checked_limit(given: Any) -> RateLimit | None:
 def unreported(limit: RateLimit, counts: UsageCounts, subject: str) -> dict[str, str]:
     """Return warnings about limits of tokens or cost without effect, because no call reports them.
 
-    The keys are ``tokens_per_min`` and ``cost_per_run``; {} if calls report, or none has ended.
-    ``subject``: the limit's name in warnings.
+    The keys are ``tokens_per_min`` and ``cost_per_run``; {} if neither is set, if calls report, or
+    if none has ended. ``subject``: the limit's name in warnings.
     """
     parts = (
         ("tokens_per_min", limit.tokens_per_min, counts.with_tokens, "tokens"),

@@ -31,7 +31,7 @@ def _forms(function: Any) -> tuple[Any, Any]:
 def refuse_lazy(function: Any, name: str) -> None:
     """Raise TypeError for a function with ``async`` or ``yield``: a call of it runs nothing.
 
-    ``name``: the name of the function in the error.
+    Any other object is accepted. ``name``: the name of the function in the error.
     """
     kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
     if any(kind(form) for form in _forms(function) for kind in kinds):
@@ -69,7 +69,7 @@ class CallThreads:
     """A function, called in its own threads.
 
     A call that is cancelled while it is queued is not made. A running call that is cancelled
-    continues, and its thread ends after it; another thread replaces it at once. The function
+    continues, and its thread ends after it; another thread may replace it at once. The function
     sees the context variables of the coroutine that calls it.
 
     ``threads``: the number of calls at once. Further calls are queued in order. ``name``: the name
@@ -90,8 +90,8 @@ class CallThreads:
     ) -> asyncio.Future[Any]:
         """Queue a call of the function, and return a future of its result or exception.
 
-        Use it in the event loop. ``began``: called without arguments, in the thread, when the call
-        begins.
+        Use it in the event loop. A ``StopIteration`` becomes a RuntimeError. ``began``: called
+        without arguments, in the thread, before the function; if it raises, the call fails.
         """
         loop = asyncio.get_running_loop()
         call = _ThreadCall(loop.create_future(), arguments, began, copy_context())

@@ -90,12 +90,12 @@ class UsageCounts:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts by name for JSON, with the 100 keys that used most tokens."""
+        """Return the counts by name for JSON: tokens of the 100 keys with most, others in one."""
         return vars(self) | {"tokens": largest_sums(self.tokens)}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> UsageCounts:
-        """Read the result of `to_json`."""
+        """Return the counts in a result of `to_json`."""
         return cls(**found | {"tokens": KeySums(found["tokens"])})
 
 
@@ -217,8 +217,8 @@ def used(*, tokens: float | None = None, cost: float | None = None) -> None:
 
     Call it in an `AsyncBolt`, or in a function of `attempt` or `guard`, also in a thread or
     coroutine that `asyncio` starts for the call. Several reports of a call add up. It has no effect
-    without a `RateLimit` with ``tokens_per_min`` or ``cost_per_run``. If a failed call costs money,
-    report the cost before you raise the exception.
+    elsewhere, or without a `RateLimit` with ``tokens_per_min`` or ``cost_per_run``. If a failed
+    call costs money, report the cost before you raise the exception.
 
     Parameters
     ----------
