@@ -41,7 +41,8 @@ class ClientThread(threading.Thread):
 
     ``changed``: the lock of ``held``, notified when a record may be taken, or was answered.
     ``consumer``: returns the consumer for the callbacks in ``settings``, or None once it was
-    garbage-collected; see `abandon`. Raises ConsumerError if librdkafka refuses the settings.
+    garbage-collected; see `abandon`. Raises ConsumerError if librdkafka refuses the settings, or
+    ``oauth_cb`` gives no token.
 
     Attributes: ``error``: the first error, which ends the thread; None without one. ``ended``:
     whether it has ended.
@@ -115,7 +116,7 @@ class ClientThread(threading.Thread):
     def run(self) -> None:
         """Read and commit until `stop` or an error; then drain, commit, and leave the group.
 
-        Raises nothing: the first error is in ``error``.
+        After an error, the drain does not wait. Raises nothing: the first error is in ``error``.
         """
         try:
             self._subscribe()
@@ -189,6 +190,7 @@ class ClientThread(threading.Thread):
         then waits for ever and holds the GIL, which stops the whole process. Nor does a cooperative
         member without partitions leave: the next rebalance would wait until its session times out.
         A member with a ``group.instance.id`` stays: it keeps its place until its session times out.
+        Waits up to 5 s. With ``partitions`` or ``tasks`` the client is no member.
         """
         if self.settings.is_manual or "group.instance.id" in self.settings.client.options:
             return
@@ -287,7 +289,8 @@ class ClientThread(threading.Thread):
     def _begin(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Add partitions, call ``on_assign``, and return them with the offsets to read from.
 
-        Raises ConsumerError if one is of the dead-letter topic, or brokers do not answer.
+        Raises ConsumerError if one is of the dead-letter topic, or brokers do not answer. Raises
+        the OffsetsOutOfRange of `decide_starts`, and an exception of ``on_assign``.
         """
         dead = self.settings.dead_letters
         if any(each.topic == dead for each in partitions):
@@ -399,7 +402,8 @@ class ClientThread(threading.Thread):
     def _drain(self, keys: list[Key]) -> None:
         """Stop delivering records of partitions, call ``on_revoke``, and wait for open answers.
 
-        Waits up to ``drain_s``, and meanwhile stores dead letters.
+        Waits up to ``drain_s``, and meanwhile stores dead letters. An error in that, or of
+        ``on_revoke``, is not raised: it ends the consumer.
         """
         with self._changed:
             self._held.close(keys)

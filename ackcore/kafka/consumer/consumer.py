@@ -49,8 +49,8 @@ class ConsumerStats(NamedTuple):
     """A snapshot of a consumer's counts and partitions.
 
     ``oldest_s``: seconds since the first record that is not done was read, the longest time of any
-    partition. ``lag``: offsets between the committed ones and the ends of the partitions, summed
-    over those where both are known.
+    partition; 0 without one. ``lag``: offsets between the committed ones and the ends of the
+    partitions, summed over those where both are known; 0 if they are for none.
     """
 
     partitions: list[PartitionStats]
@@ -256,8 +256,9 @@ class Consumer:
         Waits for the first record only, for up to ``timeout_s`` seconds; by default without a
         limit. The list is empty if none came in time, or the consumer was stopped.
 
-        Raises the error that ended the consumer: a ConsumerError, TooManyDead, RecordDead or
-        KafkaException.
+        Raises the error that ended the consumer: a ConsumerError, TooManyDead, RecordDead,
+        KafkaException, or the error of a callback. Raises RuntimeError if a callback or a forked
+        process calls it.
         """
         n = as_count(n, "n", 1)
         self._refuse_callbacks("poll")
@@ -288,7 +289,7 @@ class Consumer:
             yield taken[0]
 
     async def __aiter__(self) -> AsyncIterator[KafkaRecord]:
-        """Iterate in an event loop; also as a source of `ackcore.dispatch.Dispatcher`."""
+        """Do what `__iter__` does, in an event loop, for a `ackcore.dispatch.Dispatcher` too."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "ackcore-kafka-poll") as thread:
             while True:
@@ -309,7 +310,10 @@ class Consumer:
             return self._held.ack(record)
 
     def ack_many(self, records: Iterable[KafkaRecord]) -> int:
-        """Ack records one after another. Return for how many of them `ack` returned True."""
+        """Ack records one after another. Return for how many of them `ack` returned True.
+
+        If it raises TypeError for one, those before it are acked.
+        """
         with self._own():
             return sum(map(self._held.ack, records))
 
@@ -385,8 +389,8 @@ class Consumer:
         Raises
         ------
         ConsumerError, TooManyDead, RecordDead, KafkaException
-            The error that ended the consumer. `ConsumerError` also if the consumer is closed and
-            its last commit was refused.
+            The error that ended the consumer, or that of a callback. `ConsumerError` also if the
+            consumer is closed and its last commit was refused.
         TimeoutError
             If the broker has not confirmed the commit in time. The consumer continues to commit.
         """
@@ -436,9 +440,9 @@ class Consumer:
         Raises
         ------
         ConsumerError, TooManyDead, RecordDead, KafkaException
-            The error that ended the consumer, also if `poll` has raised it before. `ConsumerError`
-            also if the broker refused the last commit of records that are done: they are then
-            delivered again after a restart.
+            The error that ended the consumer, or that of a callback, also if `poll` has raised it
+            before. `ConsumerError` also if the broker refused the last commit of records that are
+            done: they are then delivered again after a restart.
         TimeoutError
             If the client does not end in time. It continues in the background.
         """
@@ -458,7 +462,10 @@ class Consumer:
         self._raise_end()
 
     def _raise_end(self) -> None:
-        """Raise the error that ended the consumer, or a ConsumerError for a refused last commit."""
+        """Raise the error that ended the consumer, or a ConsumerError for a refused last commit.
+
+        Without either, do nothing.
+        """
         if self._thread.error is not None:
             raise self._thread.error
         refusal = self._thread.last_refusal

@@ -142,7 +142,7 @@ def wait_until_known(
         if wanted and time.monotonic() > until:
             raise ConsumerError(
                 f"the brokers do not list the partitions {sorted(wanted)} after {REQUEST_S:g} s; "
-                "create them, or correct partitions="
+                "create them or correct partitions=, and start the consumer again"
             )
         if wanted:
             time.sleep(_PAUSE_S)
@@ -191,8 +191,8 @@ def watermarks(client: Consumer, keys: Sequence[Key]) -> dict[Key, tuple[int, in
     The end is the last stable offset, or with ``isolation.level=read_uncommitted`` the offset of
     the next record to be written. Sends two requests to each broker, for any number of partitions.
     An answer may wait half a second for a fetch under way, so a request for each of hundreds of
-    partitions would take longer than the group waits for a poll. Raises ConsumerError if a broker
-    does not answer.
+    partitions would take longer than the group waits for a poll. Raises the errors of
+    `ask_brokers`.
     """
     if not keys:
         return {}

@@ -86,8 +86,9 @@ def headers_of(letter: DyingRecord) -> Headers:
     """Return the headers of a dead letter.
 
     They are the record's headers without those of an earlier death, then reason (at most 8 KiB),
-    topic, partition, offset, timestamp, attempts and number of deaths. The message's own timestamp
-    is the time of the death, because a broker would delete the letter of an old record at once.
+    topic, partition, offset, timestamp if it has one, attempts (0 for a range of lost offsets) and
+    number of deaths. The message's own timestamp is the time of the death, because a broker would
+    delete the letter of an old record at once.
     Raises ConsumerError if the record has died more than 20 times.
     """
     record, failure = letter.record, letter.failure
@@ -200,7 +201,8 @@ class TopicLetterStore:
 class CallableLetterStore:
     """Stores dead letters by a user's ``function(record, failure)``, in a thread of its own.
 
-    A letter is stored when the function returns.
+    A letter is stored when the function returns. If it raises, or returns a coroutine or a
+    generator, the letter is not stored.
     """
 
     def __init__(self, function: Callable[[KafkaRecord, Failure], object]) -> None:
@@ -259,7 +261,10 @@ class PendingLetters:
         self.under_way = 0
 
     def put(self, letters: list[DyingRecord], now_ms: int) -> None:
-        """Add dead letters, and begin to store them."""
+        """Add dead letters, and begin to store them.
+
+        With a topic, raises ConsumerError if a record has died more than 20 times.
+        """
         self._now_ms = now_ms
         for letter in letters:
             self.under_way += 1

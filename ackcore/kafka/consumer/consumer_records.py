@@ -48,7 +48,10 @@ class Failure(NamedTuple):
         if isinstance(reason, BaseException):
             return cls(type(reason).__qualname__, text_of_error(reason))
         if not isinstance(reason, str):
-            raise TypeError(f"reason must be an exception or a text, got {reason!r}")
+            raise TypeError(
+                f"reason must be an exception or a text, got {reason!r}; create the exception from "
+                "a class, or write str(...)"
+            )
         return cls("Failed", reason)
 
 

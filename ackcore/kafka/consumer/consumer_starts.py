@@ -160,8 +160,9 @@ def _shorter_log(
     """Return where to begin and the reason if a partition ends below its done offsets; else None.
 
     Such a partition was truncated, or its topic created again. If it were read at its committed
-    offset, new records with offsets up to ``done`` would count as done. Raises OffsetsOutOfRange
-    for it if ``out_of_range`` is "fail". ``marks``: its first offset and its end.
+    offset, new records with offsets up to ``done`` would count as done. Logs a warning for it, or
+    raises OffsetsOutOfRange if ``out_of_range`` is "fail". Raises ConsumerError if the brokers do
+    not answer. ``marks``: its first offset and its end.
     """
     low, high = marks
     if done > high:

@@ -318,7 +318,10 @@ def _with_holes(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
 
 
 def _below(state: OffsetState, offset: int) -> OffsetState:
-    """Return a state without the done and failed offsets from ``offset`` on."""
+    """Return a state without the done and failed offsets from ``offset`` on.
+
+    It commits no offset above that one either.
+    """
     failed = state.failed < offset
     return _with_holes(state, [[(offset, max(offset + 1, state.end))]])._replace(
         committable=min(state.committable, offset),

@@ -58,8 +58,8 @@ class HeldRecords:
     records and bytes. ``timeout_ms``: the time without an answer after which a delivery has failed.
     ``unavailable_timeout_ms``: the age of a record at which `Unavailable` begins to count as an
     attempt. ``dead_limit``: counts the records that were acked or died. ``ordered_by``:
-    "key" or "partition": records of one are delivered one at a time, in order. ``wake``: called
-    when a record may be taken, or an answer has come.
+    "key" or "partition": records of one are delivered one at a time, in order; None for no order.
+    ``wake``: called when a record may be taken, or an answer has come.
 
     All times are milliseconds of one monotonic clock.
     """
@@ -167,7 +167,7 @@ class HeldRecords:
     def close(self, keys: Iterable[Key]) -> None:
         """Stop delivering records of partitions. Answers to delivered records still count.
 
-        Records that were read and not delivered are dropped.
+        Records that were read and not delivered are dropped. Retries are not delivered any more.
         """
         for key in keys:
             if (found := self._partitions.get(key)) is None or found.closing:
@@ -204,7 +204,7 @@ class HeldRecords:
 
     @property
     def assigned(self) -> list[Key]:
-        """The partitions that are assigned."""
+        """The partitions that are assigned, those that are being taken away included."""
         return list(self._partitions)
 
     def position(self, key: Key) -> int | None:
@@ -232,8 +232,9 @@ class HeldRecords:
         """Add records that were read of one partition, in order of offset.
 
         Returns the number of added records: those that were done before, or are held already, are
-        not. If the partition is taken away, or was moved by `seek`, all are dropped. ``sizes``: the
-        bytes of each record. ``unreadable``: failures by offset; these records are dead at once.
+        not. If the partition is taken away, or was moved by `seek`, or if too many records are
+        dead, all are dropped. ``sizes``: the bytes of each record. ``unreadable``: failures by
+        offset; these records are dead at once, as are those that already had all their attempts.
         """
         found = self._reading(key)
         if found is None:
@@ -319,7 +320,7 @@ class HeldRecords:
 
         Due retries and new records alternate, so that records that fail again and again do not
         block new ones. The partitions alternate, too. No partition has more records out than its
-        limit.
+        limit. Returns [] once too many records are dead.
         """
         taken: list[KafkaRecord] = []
         if self.dead_limit.excess is not None:
@@ -373,12 +374,15 @@ class HeldRecords:
                 turns.append(found)
 
     def _status_changed(self, found: HeldPartition) -> None:
-        """Let a partition take part in deliveries, after a record was added or changed."""
+        """Let a partition take part in deliveries after a record was added or changed; `wake`."""
         self._give_turns(found)
         self._wake()
 
     def due_in_ms(self, now_ms: int) -> int | None:
-        """Return the milliseconds until `take` has a record; None if no time is known for it."""
+        """Return the milliseconds until `take` may have a record; None if no time is known.
+
+        Also None once too many records are dead.
+        """
         if self.dead_limit.excess is not None:
             return None
         if any(
@@ -411,10 +415,11 @@ class HeldRecords:
         counts: bool = True,
         after_ms: int = 0,
     ) -> bool:
-        """Record that the user failed a record. Return False if the answer changes nothing.
+        """Record that the user failed a record. Return False if that changes nothing but counts.
 
         ``final``: whether the record is dead at once. ``counts``: whether the failure counts as an
-        attempt. ``after_ms``: the shortest wait before the next attempt.
+        attempt; it always does once the record is ``unavailable_timeout_ms`` old. ``after_ms``: the
+        shortest wait before the next attempt.
         """
         found, held = self._answered(record)
         if found is None or held is None:
@@ -440,9 +445,10 @@ class HeldRecords:
         self._taken_at.trim(sum(each.numbers[OUT] for each in self._partitions.values()))
 
     def _answered(self, record: KafkaRecord) -> tuple[HeldPartition | None, Held | None]:
-        """Return the partition and the record that an answer changes; no record if it is too late.
+        """Return the partition and the record that an answer changes.
 
-        Counts an answer that is too late.
+        The record is None if the answer has no effect, and so is the partition if it was taken away
+        or moved. Such answers are counted. Raises TypeError for anything but a `KafkaRecord`.
         """
         if not isinstance(record, KafkaRecord):
             raise TypeError(
@@ -521,7 +527,10 @@ class HeldRecords:
         return [letter for letter in letters if self.is_dying(letter)]
 
     def is_dying(self, letter: DyingRecord) -> bool:
-        """Return whether to store a dead letter; False if its partition was taken away or moved."""
+        """Return whether a dead letter is still to be stored.
+
+        False if it is stored, or its partition was taken away or moved.
+        """
         record = letter.record
         found = self._partitions.get((record.topic, record.partition))
         return (
@@ -531,7 +540,7 @@ class HeldRecords:
         )
 
     def letter_stored(self, letter: DyingRecord) -> bool:
-        """Record that a dead letter is stored. Return False if its partition was taken away."""
+        """Record that a dead letter is stored, so its record is done. False if not `is_dying`."""
         if not self.is_dying(letter):
             return False
         topic, partition, offset, *_ = letter.record
@@ -574,7 +583,7 @@ class HeldRecords:
     def are_committed(self, changes: Mapping[Key, tuple[int, int]]) -> bool:
         """Return whether all changes returned by `uncommitted` are committed by now.
 
-        Partitions that were taken away since are ignored.
+        Partitions that were taken away, or moved by `seek`, since are ignored.
         """
         return not any(
             (found := self._partitions.get(key)) is not None
@@ -584,7 +593,7 @@ class HeldRecords:
         )
 
     def commit_confirmed(self, done: PartitionCommit) -> None:
-        """Record that the broker accepted a commit."""
+        """Record that the broker accepted a commit, unless it is of an earlier assignment."""
         self._metadata.accepted(done.commit.metadata)
         found = self._partitions.get((done.topic, done.partition))
         if found is not None and found.generation == done.generation:

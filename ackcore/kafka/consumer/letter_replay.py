@@ -217,7 +217,10 @@ def _ms_of(since: datetime) -> int | None:
 
 
 def _since(cluster: Cluster, key: TopicPartition, ms: int) -> int:
-    """Return the offset of a partition's first letter of that time or later; else its end."""
+    """Return the offset of a partition's first letter of that time or later; else its end.
+
+    Raises ClusterFailed if the offset cannot be looked up.
+    """
     answers = cluster.offsets_for_time([key], ms)
     for failure in answers.failed.values():
         raise ClusterFailed(

@@ -119,7 +119,10 @@ class PartitionReading:
     # Partitions.
 
     def begin(self, begun: Iterable[AssignedStart]) -> None:
-        """Add partitions to ``held``. The caller then assigns them to the client at `positions`."""
+        """Add partitions to ``held``, and skip the offsets that are too far behind.
+
+        The caller then assigns them to the client at `positions`.
+        """
         with self._changed:
             # From the clock: a late commit may come from the process before this one.
             generation = max(self._held.generation + 1, time.time_ns() // 1_000_000)
@@ -175,8 +178,8 @@ class PartitionReading:
     def update_topic_ids(self, ids: Mapping[str, str | None]) -> None:
         """Compare the present ids of topics with the known ones, to detect re-created topics.
 
-        Such a topic is read from its beginning. Raises OffsetsOutOfRange instead if
-        ``out_of_range`` is "fail".
+        Such a topic is read from its beginning, once the records read before are done. Raises
+        OffsetsOutOfRange instead if ``out_of_range`` is "fail".
         """
         for key, begun in list(self._begun.items()):
             now = ids.get(key[0])
@@ -394,8 +397,9 @@ class PartitionReading:
     ) -> None:
         """Handle the client's error that the next offset of a partition is out of range.
 
-        The client has stopped reading the partition. ``marks``: from `_marks_of`. ``truncated``:
-        the partition's offset from `_truncations`, or None.
+        The client has stopped reading the partition. Plans to read it at the same offset if it has
+        that, else where ``out_of_range`` says, and raises OffsetsOutOfRange if that is "fail".
+        ``marks``: from `_marks_of`. ``truncated``: its offset from `_truncations`, or None.
         """
         with self._changed:
             position = self._held.position(key)
@@ -517,7 +521,10 @@ class PartitionReading:
         self._read_from(again)
 
     def skip_markers(self) -> None:
-        """Count transaction markers after the last record of a partition as done; update `ends`."""
+        """Count transaction markers after the last record of a partition as done; update `ends`.
+
+        The markers count only when all records read of the partition are done.
+        """
         with self._changed:
             keys = self._held.assigned
             idle = [key for key in keys if self._held.is_idle(key) and key not in self._other_logs]

@@ -25,7 +25,8 @@ _SOON_MS = 500
 class TopicWatch:
     """Looks up topics and their partitions: by `poll` every ``refresh_s``, and on request.
 
-    It has a connection of its own. All times are of one monotonic clock, in milliseconds.
+    It has a connection of its own, and raises the errors of `Cluster` if that cannot be made. All
+    times are of one monotonic clock, in milliseconds.
     """
 
     def __init__(self, settings: ConsumerSettings, now_ms: int) -> None:
@@ -63,7 +64,7 @@ class TopicWatch:
     def is_new(self, key: tuple[str, int]) -> bool:
         """Return whether a partition is new since the first look-up of its topic.
 
-        It was added, or its topic was created again.
+        It was added, or its topic was created again. False for a topic without a look-up.
         """
         topic, partition = key
         now = self._now.get(topic)
@@ -116,7 +117,7 @@ class TopicWatch:
         """Return the partitions of a look-up that has ended since the last call; None without one.
 
         Starts the next look-up if one is due, and does not wait for it. It is of ``topics``, or
-        with ``tasks`` of all subscribed topics.
+        with ``tasks`` of all subscribed topics. A failed look-up is logged, and repeated when due.
         """
         found = None
         if self._asked is not None and self._asked.done():
