@@ -115,7 +115,7 @@ class UnknownTopics(RuntimeError):
 
 
 class ClusterFailed(RuntimeError):
-    """A request failed as a whole, and not for single partitions, or timed out."""
+    """A request failed or timed out, so that its result is unknown; or there is no token for it."""
 
 
 def _one_at_a_time(method: _Method) -> _Method:
@@ -173,12 +173,12 @@ class Cluster:
         """Return all partitions of topics, ordered by topic and number.
 
         Raises UnknownTopics if named topics do not exist, unless ``missing_ok``. Raises
-        ClusterFailed if no broker answers in time.
+        ClusterFailed if no broker answers in time, or the answer for a topic is another error.
 
         ``topics``: the names of topics; [] has no partitions. ``pattern``: a regular expression,
         instead of names: all topics whose whole name matches, except Kafka's own (``__...``).
         ``missing_ok``: whether missing topics are left out instead of raising, as they are with a
-        pattern.
+        pattern. A topic that this user may not describe counts as missing.
         """
         names = sorted(set(topics)) if topics is not None else self._matching(pattern or "")
         if not names:
@@ -322,7 +322,8 @@ class Cluster:
         """Return the offsets and metadata that a group has committed, by partition.
 
         Partitions without a commit are left out. Asks for up to 5 s while the group's coordinator
-        moves. Errors of brokers do not raise: they are failures in the result.
+        moves. Errors of brokers, and a missing token, do not raise: they are failures in the
+        result.
         """
         keys = _keys(partitions)
         if not keys:
@@ -494,7 +495,7 @@ class Cluster:
 def _error_callback(causes: deque[str]) -> Callable[[KafkaError], None]:
     """Return a callback for the client's errors that appends them to ``causes``.
 
-    It is no method of `Cluster`: the client would keep the object alive.
+    It ignores "all brokers are down", which names no cause. It is no method of `Cluster`: the client would keep the object alive.
     """
 
     def note(error: KafkaError) -> None:

@@ -32,7 +32,7 @@ class CommitOrigin(NamedTuple):
 
     @classmethod
     def of(cls, topic_id: str | None, name: str | None) -> CommitOrigin:
-        """Hash a topic's id and a deployment's name; None has the hash 0."""
+        """Return the hashes of a topic's id and of a deployment's name; None has the hash 0."""
         return cls(_bits(topic_id), _bits(name))
 
     @classmethod

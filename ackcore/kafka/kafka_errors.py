@@ -95,8 +95,8 @@ class ReadFailed(RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"{self.range} cannot be read: {self.cause}; check the topic, and the permissions of "
-            "this user"
+            f"{self.range} cannot be read: {self.cause}; check the topic's name, its data on the "
+            "brokers, and the permissions of this user"
         )
 
 

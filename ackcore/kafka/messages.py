@@ -96,7 +96,7 @@ class MessageColumns(NamedTuple):
     def contents(self, batch: pa.RecordBatch) -> Iterator[Content]:
         """Return an iterator of key, value and headers of each row's message.
 
-        Text that is not UTF-8 stays unchanged in a key or a value, and is escaped in JSON and in
+        A null key or value is None; null headers are []. Text that is not UTF-8 stays unchanged in a key or a value, and is escaped in JSON and in
         headers. A NUL in the name of a header is escaped.
         """
         n, schema = len(batch), batch.schema
@@ -131,7 +131,7 @@ def _unchanged(column: pa.Array) -> list[bytes | str | None]:
 
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:
-    """Return whether a type is text or bytes, which are sent unchanged."""
+    """Return whether a type is text or bytes, sent unchanged. False for views and dictionaries."""
     is_ = pa.types
     tests = (is_.is_string, is_.is_large_string, is_.is_binary, is_.is_large_binary)
     return any(test(kind) for test in tests) or is_.is_fixed_size_binary(kind)

@@ -230,8 +230,9 @@ class RangeReader:
     def _out_of_range(self, rest: OffsetRange, why: KafkaError) -> Exception:
         """Return the exception for an offset that the brokers refused as out of range.
 
-        It is OffsetsLost, or ReadFailed if the partition has the offset. Asks for the bounds again
-        after temporary errors, for up to ``timeout_s``; then it is ReadTimedOut.
+        It is OffsetsLost, or ReadFailed if the partition has the offset, or its bounds are refused.
+        Asks for the bounds again after temporary errors, for up to ``timeout_s``; then it is
+        ReadTimedOut.
         """
         partition = TopicPartition(rest.topic, rest.partition)
         until = time.monotonic() + self._timeout_s
