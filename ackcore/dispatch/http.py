@@ -153,7 +153,8 @@ class Http(Target):
         """POST an item, and return the result of ``decode``, or None without it.
 
         Raises `Unavailable`, `Reject` or `HttpError`, as the table of the class says for the
-        response; and TypeError if ``encode`` returns no bytes.
+        response; TypeError if ``encode`` returns no bytes; and an exception of ``encode`` or
+        ``decode``.
         """
         body = self._encode(item)
         if not isinstance(body, (bytes, bytearray, memoryview)):
@@ -194,7 +195,7 @@ class Http(Target):
         """Return the request line and headers, without the last line end.
 
         Raises ValueError if a name is given twice, is Content-Length or Transfer-Encoding, or is no
-        header's name; or if a value has control characters.
+        header's name; or if a value has control characters, or others than Latin-1.
         """
         replaced = {name.lower() for name in given}
         if len(replaced) < len(given) or replaced & {"content-length", "transfer-encoding"}:
@@ -448,7 +449,10 @@ def _check_length(length: int) -> None:
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """Return the seconds in a ``Retry-After``, a number or a date, at most a day; else None."""
+    """Return the seconds in a ``Retry-After``, a number or a date; None if it is neither.
+
+    They are at most a day, and below 0 for a date that is over.
+    """
     if value is None:
         return None
     with suppress(ValueError):

@@ -77,7 +77,10 @@ class Process(Target):
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None while there is no process."""
+        """The id of the last process, even if it has ended.
+
+        None before the first one, and after one that died in a call.
+        """
         process = self._process
         return None if process is None else process.pid
 
@@ -93,9 +96,9 @@ class Process(Target):
     async def call(self, item: Any) -> Any:
         """Call the function with an item in the process, and return its result.
 
-        Raises the function's exception, or one with its text if it cannot be pickled; ProcessDied
-        if the process ends meanwhile; Unavailable if no process can be started; RuntimeError after
-        `close`.
+        Raises the function's exception, or one with its text if it cannot be pickled; RuntimeError
+        if the result cannot be pickled, and after `close`; ProcessDied if the process ends
+        meanwhile; Unavailable if no process can be started.
         """
         return await self.call_in_turn(item, lambda: None)
 
@@ -205,7 +208,7 @@ class Process(Target):
 def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Serve calls in the process, one at a time, until the pipe closes or sends `_END`.
 
-    First sends a message that the process is ready.
+    First sends a message that the process is ready. A ``SystemExit`` of the function ends it.
     """
     pipe.send(None)
     while True:

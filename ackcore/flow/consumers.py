@@ -16,7 +16,7 @@ class Fate(enum.Enum):
 
     OUT: not answered yet. ACKED: done. REQUEUED: it failed, timed out, or its consumer was removed;
     its item waits to be sent again. SENT_AGAIN: its item got another lease. DROPPED: its item
-    failed, and is not sent again.
+    failed, and is not sent again, or only in parts (`FlowController.split`).
     """
 
     OUT = "out"
@@ -34,7 +34,7 @@ class Lease:
     item : object
         The item to send: the argument of `FlowController.acquire`, or its failed rows.
     key : hashable or None
-        The tuple's key, if the chooser selects the consumer by key.
+        The key with which the room was acquired.
     attempt : int
         The number of the attempt, from 0.
     sent_ns : int
@@ -103,8 +103,9 @@ class ConsumerState(NamedTuple):
 
     ``in_flight``, ``limit``: the tuples that are outstanding, and that may be. ``is_open``: whether
     it is neither paused nor removed. ``service_s``: the estimated service time in seconds, with the
-    penalty for failures; 0.0 before the first sample. ``rtt_s``: the round trip of the last
-    answered tuple. ``silence_s``: the time without an answer, if longer than expected; else 0.0.
+    penalty for failures; 0.0 before the first sample. ``rtt_s``: the round trip of the last tuple
+    that was answered or timed out; 0.0 before the first. ``silence_s``: the time without an answer,
+    if longer than expected; else 0.0.
     ``acked``, ``failed``, ``timed_out``: the numbers of tuples so far.
     """
 

@@ -194,9 +194,9 @@ class FlowController:
             self._unlock()
 
     def try_again(self) -> Lease | None:
-        """Return a lease for a re-queued item; None without one.
+        """Return a lease for a re-queued item: the first that is due and for which there is room.
 
-        It is the first one that is due and for which a consumer has room.
+        Returns None if there is no such item.
         """
         with self._guard:
             return self._windows.lease_again()
@@ -289,8 +289,8 @@ class FlowController:
         Returns
         -------
         bool
-            Whether the lease was outstanding. False if it was answered before or had timed out.
-
+            Whether the lease was outstanding. False if it was answered before or had timed out;
+            nothing changes then.
         Raises
         ------
         TypeError, ValueError
@@ -364,7 +364,7 @@ class FlowController:
 
     @property
     def requeued(self) -> int:
-        """The number of items that failed or timed out and wait to be sent again."""
+        """The number of items that wait to be sent again; see `Fate.REQUEUED`."""
         return self._windows.requeued
 
     def state(self) -> list[ConsumerState]:
