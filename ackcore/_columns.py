@@ -352,8 +352,8 @@ def as_int(value: Any, name: str) -> int:
 def real(value: Any, name: str, unit: str = "") -> float:
     """Return a real number of any type, such as a `decimal.Decimal` or one of numpy's, as a float.
 
-    A number that is too large for a float becomes infinity. ``unit``: the unit of the value, for
-    the error. Raises TypeError if it is not a number, or a bool.
+    A number that is too large for a float becomes infinity; NaN passes. ``unit``: the unit of the
+    value, for the error. Raises TypeError if it is not a number, or a bool.
     """
     number = as_float(value)
     if number is None:

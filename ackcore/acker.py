@@ -492,7 +492,10 @@ _Groups = tuple[npt.NDArray[np.intp], list[tuple[int, slice]]]
 
 
 def _groups_of(labels: npt.NDArray[Any]) -> _Groups:
-    """Return the groups of rows with the same label: labels and row numbers ascend."""
+    """Return row numbers sorted by label, and each label, ascending, with its slice of them.
+
+    The row numbers of a label ascend, too. Without rows, there are no labels.
+    """
     order = np.argsort(labels, kind="stable")
     ordered = labels[order]
     starts = (np.flatnonzero(np.diff(ordered)) + 1).tolist()

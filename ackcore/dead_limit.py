@@ -23,7 +23,7 @@ class TooManyDead(RuntimeError):
     of a run on Spark that has ended, in which every record is ACKED or DEAD; or of a stream, after
     the micro-batch that exceeded the limit. None for a `Consumer`. ``limit``: the limit that was
     exceeded: ``"max_dead"`` or ``"max_dead_ratio"``. ``causes``: a tuple of the causes of death on
-    Spark, the most frequent first.
+    Spark, the most frequent first; () for a `Consumer`.
     """
 
     def __init__(

@@ -260,7 +260,10 @@ def _castable(was: pa.DataType, now: pa.DataType) -> pa.DataType:
 
 
 def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
-    """Return whether equal numbers mean the same in two types; 1 as int64 is not a time."""
+    """Return whether equal numbers mean the same in two types; 1 as int64 is not a time.
+
+    Raises ValueError if two fields of the struct ``was`` have one name.
+    """
     kind = pa.types
     if kind.is_temporal(was) or kind.is_temporal(now):
         return _time(was) == _time(now)

@@ -220,7 +220,10 @@ class IdSource:
         return signed(x ^ mix(mix(before) + between & ALL_BITS))
 
     def next(self) -> int:
-        """Return the next id: an int in -2**63..2**63-1, never 0."""
+        """Return the next id: an int in -2**63..2**63-1, never 0.
+
+        Raises OverflowError after 2**64 - 1 ids.
+        """
         return self._id(self._take(1) + 1)
 
     def next_many(self, n: int) -> Int64s:

@@ -81,7 +81,10 @@ class Pending:
             self.task = task
 
     def apply(self, val: int, task: int) -> Status | None:
-        """Fold one message in; return the kind of its outcome, or None without one."""
+        """Fold one message in; return the kind of its outcome, or None without one.
+
+        After ACKED or FAILED the caller removes the entry.
+        """
         self.receive(val, task)
         if self.task >= 0:
             if self.val == 0:

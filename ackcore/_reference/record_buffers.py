@@ -47,7 +47,8 @@ class RecordBuffers:
         """Add the records from ``messages[first]`` on; return the index of the first not added.
 
         It ends at a message with an error or with an offset from ``stop`` on, and where
-        ``most_bytes`` would be exceeded.
+        ``most_bytes`` would be exceeded. Raises TypeError, and adds none, if a key or value is
+        neither bytes nor None.
         """
         found = []
         key_bytes, value_bytes, header_bytes = self._sizes

@@ -495,7 +495,8 @@ class Cluster:
 def _error_callback(causes: deque[str]) -> Callable[[KafkaError], None]:
     """Return a callback for the client's errors that appends them to ``causes``.
 
-    It ignores "all brokers are down", which names no cause. It is no method of `Cluster`: the client would keep the object alive.
+    It ignores "all brokers are down", which names no cause. It is no method of `Cluster`: the
+    client would keep the object alive.
     """
 
     def note(error: KafkaError) -> None:

@@ -96,8 +96,8 @@ class MessageColumns(NamedTuple):
     def contents(self, batch: pa.RecordBatch) -> Iterator[Content]:
         """Return an iterator of key, value and headers of each row's message.
 
-        A null key or value is None; null headers are []. Text that is not UTF-8 stays unchanged in a key or a value, and is escaped in JSON and in
-        headers. A NUL in the name of a header is escaped.
+        A null key or value is None; null headers are []. Text that is not UTF-8 stays unchanged in
+        a key or a value, and is escaped in JSON and in headers. So is a NUL in a header's name.
         """
         n, schema = len(batch), batch.schema
         keys = [None] * n if self.key is None else _unchanged(batch.column(self.key))
