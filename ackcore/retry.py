@@ -225,7 +225,8 @@ class Policy(NamedTuple):
         earliest = column("not_before_ms", not_before_ms, 0)
         firsts = column("first_ms", first_ms, now_ms)
         if n and failed.min() < 0:
-            raise ValueError(f"attempt must be at least 0, got {failed.min()}")
+            row = int(failed.argmin())
+            raise ValueError(f"attempts must be at least 0, got {failed[row]} in row {row}")
         _check_range(self.base_ms, self.cap_ms)
         dead = final_ | (counted & (failed + 1 >= self.max_attempts))
         # Loop over attempts: they have few distinct values, and the columns have many rows.

@@ -52,11 +52,12 @@ class OffsetsLost(RuntimeError):
         if self.range.start > self.high:
             return (
                 f"{self.range} cannot be read: the partition ends at offset {self.high}; it was "
-                "truncated, or its topic was deleted and created again"
+                "truncated, or its topic was deleted and created again. Begin at an offset that "
+                "it has"
             )
         return (
             f"{self.range} cannot be read: offsets below {self.low} were deleted, by the topic's "
-            "retention or by hand"
+            "retention or by hand; begin there, and let the topic keep its records for longer"
         )
 
 

@@ -104,12 +104,12 @@ def check_options(settings: ClientSettings, *, but: Collection[str] = ()) -> Non
             raise ValueError(f"options must not have {name!r}: {why}")
 
 
-def check_topic(topic: str) -> None:
-    """Raise TypeError if the argument ``topic`` is no text, and ValueError if it is empty."""
+def check_topic(topic: str, name: str = "topic") -> None:
+    """Raise TypeError if the argument ``name`` is no text, and ValueError if it is empty."""
     if not isinstance(topic, str):
-        raise TypeError(f"topic must be a str, got {type(topic).__name__}")
+        raise TypeError(f"{name} must be a str, got {type(topic).__name__}")
     if not topic:
-        raise ValueError("topic must be the name of a topic, got ''")
+        raise ValueError(f"{name} must be the name of a topic, got ''")
 
 
 def remedy(error: KafkaError) -> str:

@@ -214,7 +214,9 @@ def _topics(topics: Any, pattern: Any) -> tuple[str, ...] | None:
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"topics must be the name of a topic or a list of them, got {topics!r}")
     if not names or not all(names):
-        raise ValueError(f"topics must name at least one topic, got {topics!r}")
+        raise ValueError(
+            f"topics must name at least one topic, and no name may be empty, got {topics!r}"
+        )
     if len(set(names)) < len(names):
         raise ValueError(f"topics must not name a topic twice, got {topics!r}")
     return tuple(names)

@@ -501,7 +501,9 @@ def test_what_was_deleted_before_it_was_read_is_dead_lettered_or_refused(mock_ka
         wait_until(lambda: counts.committed()[0][0] == 10, "ten are done")
     mock_kafka.delete_records(counts.topic, 50)
     with (
-        pytest.raises(OffsetsOutOfRange, match=r"from offset 10: it has offsets \[50, 100\)"),
+        pytest.raises(
+            OffsetsOutOfRange, match=r"from offset 10: it has offsets \[50, 100\).* lost offsets$"
+        ),
         consuming(counts, **by_hand(counts), out_of_range="fail") as consumer,
     ):
         consumer.poll(1, 20.0)
@@ -750,7 +752,7 @@ def test_settings_that_cannot_be_are_refused():
         ({"max_attempts": 0}, "max_attempts must be in 1.."),
         ({"drain_s": 300}, "drain_s must be at most 295"),
         ({"dead_letters": "t"}, "must not be a topic that the consumer reads"),
-        ({"dead_letters": ""}, "topic must be the name of a topic, got ''"),
+        ({"dead_letters": ""}, "dead_letters must be the name of a topic, got ''"),
         ({"dead_letters": "d", "options": {"acks": 1}}, "options must not have 'acks': a message"),
         ({"tasks": 2}, "tasks and task must be given together, and with topics"),
         ({"tasks": 2, "task": 2}, "task must be in 0..1, got 2"),

@@ -158,7 +158,7 @@ class ConsumerSettings:
         if isinstance(dead, str):
             # The producer of dead letters receives the same options, and does not need this one.
             check_options(self.client, but=["error_cb"])
-            check_topic(dead)
+            check_topic(dead, "dead_letters")
             read = {*self.topics, *(topic for topic, _ in self.partitions)}
             found = next((one for one in sorted(read) if self._fits(one, dead)), None)
             if found is not None:

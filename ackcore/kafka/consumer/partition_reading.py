@@ -432,10 +432,10 @@ class PartitionReading:
         if policy == "fail":
             if position > high:
                 self._commit_common_log(key, low, high)
+            named = ": with dead_letters, a dead letter names the lost offsets"
             raise OffsetsOutOfRange(
                 f"{outside}; to continue at its first offset or its end, set "
-                "out_of_range='earliest' or 'latest': with dead_letters, a dead letter names the "
-                "lost offsets"
+                f"out_of_range='earliest' or 'latest'{'' if position > high else named}"
             )
         target = low if policy == "earliest" else high
         if position > high:
