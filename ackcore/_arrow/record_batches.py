@@ -29,7 +29,7 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 
 def is_list(arrow_type: pa.DataType) -> bool:
-    """Return whether a type is one of lists of any length or of a fixed length."""
+    """Return whether a type is one of lists of any length or of a fixed length, but not views."""
     return isinstance(arrow_type, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
@@ -119,7 +119,7 @@ def bits(bitmap: pa.Buffer, start: int, n: int) -> UInt8s:
 
 
 def bytes_in(buffer: pa.Buffer | None) -> npt.NDArray[Any]:
-    """Return a buffer's bytes; Arrow may have no buffer if all rows are empty."""
+    """Return a buffer's bytes; none for None, since Arrow may have no buffer for empty rows."""
     return np.empty(0, np.uint8) if not buffer else np.frombuffer(buffer, np.uint8)
 
 

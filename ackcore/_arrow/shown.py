@@ -203,7 +203,7 @@ def as_texts(column: pa.Array) -> pa.Array:
 
 
 def text_of(values: list[bytes | None]) -> pa.Array:
-    """Return a column of text with exactly these bytes, also if they are not UTF-8."""
+    """Return a column of text with exactly these bytes, even if not UTF-8, and null for None."""
     options = pc.CastOptions(pa.string(), allow_invalid_utf8=True)
     return pa.array(values, pa.binary()).cast(options=options)
 

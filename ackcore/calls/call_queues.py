@@ -297,7 +297,7 @@ class FairQueues:
     def next(self, now: int) -> tuple[KeyQueue, int | None] | None:
         """Return the queue of the next call, and put aside queues that can begin no call now.
 
-        Returns None if no queue that is not aside has a call. The second value is None if an
+        Returns None if all queues with calls are aside. The second value is None if an
         endpoint of the queue has room. Otherwise all stay closed for longer than a call may wait in
         the task, and it is the nanoseconds until one opens. The `window` is not considered.
         """

@@ -34,8 +34,8 @@ class CallSettings:
     called again in the task, up to this number of such failures; a `Retry` is not counted.
     ``reject``: permanent errors besides `Reject`, even if ``retry_on`` names a base class.
 
-    Raises TypeError if a setting is not of its type, and ValueError if it is out of range, or if
-    ``endpoints`` is given with a limit by key. ``retry_on`` and ``reject`` are not checked.
+    Raises TypeError if a setting is not of its type, and ValueError if it is out of range.
+    ``endpoints`` with a limit by key also raise it. ``retry_on`` and ``reject`` are not checked.
     """
 
     max_concurrency: int | Callable[[], Limit] = DelayTarget

@@ -82,9 +82,9 @@ class Calls(Generic[Item, Value]):
         raises RuntimeError if this is closed, another run is not over, or an event loop runs in
         this thread. Raises an error of ``items`` after the outcomes of earlier items.
 
-        `KeyboardInterrupt` ends all calls at once and passes through. If a run that has begun
-        raises, or is abandoned, for example by ``close()`` of the generator, its calls are
-        cancelled and this object is closed.
+        `KeyboardInterrupt` ends all calls at once and passes through. A run that raises after its
+        begin, or is abandoned, as by ``close()`` of the generator, cancels its calls and closes
+        this object.
         """
         self._refuse()
         self._running = True

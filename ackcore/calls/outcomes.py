@@ -95,11 +95,11 @@ class CallOutcome(NamedTuple, Generic[Value]):
     """The outcome of one item.
 
     ``value``: the result of the call; None if it failed. ``error``: the last error; None if the
-    call succeeded. It is a `TimeoutError` if the call took too long, a `Retry` if the item should
-    be called again later, and an `Unavailable` also if it was not called, since no endpoint answers
-    or no money is left. ``attempts``: the number of calls made for the item; may be 0. ``after_s``:
-    the seconds after which the item should be called again; None if a `Retry` names none, and for
-    an error after which no wait is known.
+    call succeeded. It is a `TimeoutError` if the call took too long, and a `Retry` if the item
+    should be called again later. An `Unavailable` may also mean that it was not called, since no
+    endpoint answers or no money is left. ``attempts``: the number of calls made for the item; may
+    be 0. ``after_s``: the seconds after which the item should be called again, None if unknown.
+    Errors other than a `Retry` have it if endpoints were paused before the item's next call.
     """
 
     value: Value | None

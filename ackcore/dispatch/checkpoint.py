@@ -28,7 +28,7 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoint:
-    """A committed position in a file that one `Checkpoint` at a time has open.
+    """A committed position, ``committed``, in a file that one `Checkpoint` at a time has open.
 
     A commit replaces the whole file: it writes and syncs a new file, renames it, and syncs the
     directory. So after a crash the file is in the state before or after a `commit`.

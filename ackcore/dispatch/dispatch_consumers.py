@@ -89,7 +89,8 @@ class InUse(RuntimeError):
 class SingleUse:
     """The only use of a consumer: one dispatcher may start it, and only once.
 
-    The end of that dispatcher's run closes it. ``kind``: the consumer's class, for the error.
+    The end of that dispatcher's run closes it, and its owner then sets ``ended``. ``kind``: the
+    consumer's class, for the error.
     """
 
     def __init__(self, kind: str) -> None:

@@ -320,7 +320,8 @@ class FlowController:
         """Delay the re-queued item of a failed or timed-out lease by seconds from now.
 
         Later items of its key wait for it. A second delay replaces the first. Returns whether the
-        item was queued. Raises TypeError or ValueError for a wrong ``delay_s``.
+        item was queued. Raises TypeError or ValueError unless ``delay_s`` is a number above 0 and
+        at most 1e9.
         """
         for_ns = nanoseconds(delay_s, "delay_s")
         with self._guard:

@@ -518,7 +518,7 @@ class Transactions:
         self.last = self._marked
 
     def close(self) -> None:
-        """Abort an open transaction, if brokers answer, and close. A second call does nothing."""
+        """Abort an open transaction, if brokers answer in 2 s, and close. May be called again."""
         in_transaction, self._open = self._open, False
         if in_transaction:
             # Else readers of committed records would wait until the transaction times out.

@@ -180,7 +180,8 @@ class RawConsumer:
     def consume(self, most: int, timeout_s: float) -> RawMessages:
         """Wait until ``most`` messages have come or ``timeout_s`` is over, and return those.
 
-        They are valid until the next call. Raises RuntimeError if the consumer is closed.
+        An error is a message, too. They are valid until the next call. Raises RuntimeError if the
+        consumer is closed.
         """
         self._check_open()
         self._messages.consume(most, timeout_s)

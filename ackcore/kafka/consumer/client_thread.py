@@ -108,7 +108,7 @@ class ClientThread(threading.Thread):
 
     @property
     def ends(self) -> Mapping[Key, int]:
-        """The last known end of each partition: its last offset plus 1."""
+        """The last known end of partitions, the last offset plus 1; it lacks unknown ones."""
         return self._reading.ends
 
     # The thread.

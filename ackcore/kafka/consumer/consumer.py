@@ -109,15 +109,16 @@ class Consumer:
         begins as ``start`` says, once per name. Give all members of the group the same name. With
         the argument removed, they continue at the committed offsets.
     max_offset_behind : int, optional
-        When a partition is assigned, records further than this behind its end are skipped, and a
-        dead letter "TooFarBehind" names their offsets. If ``out_of_range`` is "fail", the consumer
-        ends instead.
+        When a partition is assigned, records further than this behind its end are skipped. A dead
+        letter "TooFarBehind" names their offsets; without ``dead_letters`` a warning is logged. If
+        ``out_of_range`` is "fail", the consumer ends instead.
     out_of_range : {"earliest", "latest", "fail"}, optional
         What to do if the next records were deleted: continue at the first record or at the end,
         with a dead letter that names the lost offsets (without ``dead_letters``, a warning); or end
         with `OffsetsOutOfRange`. The default is "earliest" with ``dead_letters``, else "fail". A
-        topic that was deleted and created again is read from its beginning, or, with "fail", also
-        ends the consumer.
+        topic that was deleted and created again is read from its beginning. A truncated log is read
+        from the first offset with another record, if it is known. With "fail", both also end the
+        consumer.
     dead_letters : str or callable, optional
         A topic for dead records, which must not match ``topics``; or a function ``keep(record,
         failure)``, which runs in a thread of its own and must store the record before it returns.
@@ -289,7 +290,7 @@ class Consumer:
             yield taken[0]
 
     async def __aiter__(self) -> AsyncIterator[KafkaRecord]:
-        """Do what `__iter__` does, in an event loop, for a `ackcore.dispatch.Dispatcher` too."""
+        """Iterate like `__iter__`, in an event loop; also for an `ackcore.dispatch.Dispatcher`."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "ackcore-kafka-poll") as thread:
             while True:

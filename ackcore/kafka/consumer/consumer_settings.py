@@ -39,7 +39,7 @@ _REVOKE_S = 5.0
 
 @dataclass(frozen=True)
 class ConsumerSettings:
-    """The checked arguments of a `Consumer`, described there. Raises its TypeError, ValueError."""
+    """The checked arguments of a `Consumer`, which describes them and the errors."""
 
     client: ClientSettings
     group_id: str

@@ -374,7 +374,7 @@ class HeldRecords:
                 turns.append(found)
 
     def _status_changed(self, found: HeldPartition) -> None:
-        """Let a partition take part in deliveries after a record was added or changed; `wake`."""
+        """Let a partition take part in deliveries after a change of a record; call ``wake``."""
         self._give_turns(found)
         self._wake()
 
