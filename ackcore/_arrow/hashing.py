@@ -119,7 +119,9 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], int]:
 
 
 def _hash_dictionary(hashes: Int64s, column: pa.Array) -> None:
-    """Mix a dictionary column into the hashes; each entry of the dictionary is hashed once."""
+    """Mix a dictionary column into the hashes. Entries are hashed once; if there are more than
+    rows, the rows are hashed.
+    """
     entries = len(column.dictionary)
     if entries > len(column):
         # A slice of a longer column may have a dictionary of any length.

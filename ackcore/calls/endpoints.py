@@ -254,7 +254,7 @@ class Endpoints:
         return True
 
     def done(self, lease: Lease, on_trial: bool) -> None:
-        """Record that a call succeeded: refusals of its endpoint end, its breaker may close."""
+        """Record that a call succeeded: a row of refusals ends, and the breaker may close."""
         self._windows.done(lease)
         self._answered(lease.consumer, on_trial)
         if self._refusals:

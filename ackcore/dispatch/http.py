@@ -451,7 +451,7 @@ def _check_length(length: int) -> None:
 def _retry_after_s(value: str | None) -> float | None:
     """Return the seconds in a ``Retry-After``, a number or a date; None if it is neither.
 
-    They are at most a day, and below 0 for a date that is over.
+    They are at most a day, and may be below 0.
     """
     if value is None:
         return None

@@ -56,7 +56,7 @@ class Limit(Protocol):
         in_flight : int
             The number of tuples outstanding at this consumer just before, including this one.
         dropped : bool
-            Whether it failed or timed out.
+            Whether it timed out, or failed in a way that may come from the consumer's load.
         """
 
 

@@ -64,6 +64,7 @@ class Committer:
     """A client that commits offsets of a group without members.
 
     Raises NoToken if ``oauth_cb`` gives no token within 10 s.
+
     Attributes: ``overdue``: the number of requests whose answers did not come in time. If there are
     any, use another `Committer`, since a late answer would count for a later request.
     """

@@ -64,7 +64,7 @@ def first_offset(
 
     ``start``: the user's argument. ``key``: topic and number. ``low``, ``high``: the partition's
     first offset and its end. ``of_time``: the first offset of the time in ``start``; None if no
-    record has that time or a later one.
+    record has that time or a later one, and the partition begins at its end.
     """
     if isinstance(start, Mapping):
         offset = start.get(key)

@@ -149,7 +149,7 @@ def _continued(
 
 
 def _may_be_shorter(kept: tuple[Restored, str]) -> bool:
-    """Return whether a partition continues at the group's offset, above which records are done."""
+    """Return whether a partition continues at the group's offset, and has done records above it."""
     restored, why = kept
     return why == "group" and restored.state.end > restored.state.committable
 

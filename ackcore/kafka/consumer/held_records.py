@@ -540,7 +540,10 @@ class HeldRecords:
         )
 
     def letter_stored(self, letter: DyingRecord) -> bool:
-        """Record that a dead letter is stored, so its record is done. False if not `is_dying`."""
+        """Record that a dead letter is stored, so that its record is done.
+
+        Returns False, without effect, unless `is_dying` is true for it.
+        """
         if not self.is_dying(letter):
             return False
         topic, partition, offset, *_ = letter.record

@@ -179,7 +179,8 @@ class PartitionReading:
         """Compare the present ids of topics with the known ones, to detect re-created topics.
 
         Such a topic is read from its beginning, once the records read before are done. Raises
-        OffsetsOutOfRange instead if ``out_of_range`` is "fail".
+        OffsetsOutOfRange instead if ``out_of_range`` is "fail". An id that is None or missing
+        changes nothing.
         """
         for key, begun in list(self._begun.items()):
             now = ids.get(key[0])
