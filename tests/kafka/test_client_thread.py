@@ -18,7 +18,8 @@ from servers import wait_until
 from ackcore.calls import Reject
 from ackcore.kafka import Consumer, ConsumerError, TooManyDead
 from ackcore.kafka.client_settings import ClientSettings
-from ackcore.kafka.consumer import client_thread, consumer_client, partition_reading
+from ackcore.kafka.cluster import ClusterFailed
+from ackcore.kafka.consumer import client_thread, consumer_client, partition_reading, topic_watch
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.consumer_starts import decide_starts
 from ackcore.kafka.consumer.held_records import HeldRecords
@@ -172,13 +173,18 @@ def test_the_producer_of_dead_letters_is_closed_if_no_client_can_be_made(monkeyp
     letters = SimpleNamespace(close=lambda: closed.append("letters"))
     monkeypatch.setattr(client_thread, "dead_letters_of", lambda settings: letters)
 
-    def refuse(settings, on_commit):
-        raise ConsumerError("librdkafka refused")
+    def refuse(settings, on_commit=None):
+        raise ClusterFailed("no token") if on_commit is None else ConsumerError("refused")
 
-    monkeypatch.setattr(client_thread, "make_client", refuse)
-    with pytest.raises(ConsumerError, match="librdkafka refused"):
+    monkeypatch.setattr(topic_watch, "Cluster", refuse)
+    monkeypatch.setattr(client_thread, "TopicWatch", topic_watch.TopicWatch)
+    monkeypatch.setattr(client_thread, "make_client", lambda *_: Client())
+    with pytest.raises(ConsumerError, match="no token"):
         Consumer("t", bootstrap_servers="x", group_id="g", dead_letters="dead")
-    assert closed == ["letters"]
+    monkeypatch.setattr(client_thread, "make_client", refuse)
+    with pytest.raises(ConsumerError, match="refused"):
+        Consumer("t", bootstrap_servers="x", group_id="g", dead_letters="dead")
+    assert closed == ["letters", "letters"]
 
 
 @pytest.mark.parametrize("protocol", ["eager", "cooperative"])

@@ -76,11 +76,11 @@ class ClientThread(threading.Thread):
         self._dead_letters = dead_letters_of(settings)
         try:
             self._client = make_client(settings, self._commits.answered)
+            self._topics = TopicWatch(settings, now_ms())
         except BaseException:
             if self._dead_letters is not None:
                 self._dead_letters.close()  # else the garbage collector would close it
             raise
-        self._topics = TopicWatch(settings, now_ms())
         #: The ids that topics had when they were last read.
         self._seen: dict[str, str] = {}
         self._reading = PartitionReading(self._client, settings, held, changed, self._topics.ids)

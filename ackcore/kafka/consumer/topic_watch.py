@@ -25,15 +25,18 @@ _SOON_MS = 500
 class TopicWatch:
     """Looks up topics and their partitions: by `poll` every ``refresh_s``, and on request.
 
-    It has a connection of its own, and raises the errors of `Cluster` if that cannot be made. All
-    times are of one monotonic clock, in milliseconds.
+    It has a connection of its own. All times are of one monotonic clock, in milliseconds. Raises
+    ConsumerError if ``oauth_cb`` gives no token.
     """
 
     def __init__(self, settings: ConsumerSettings, now_ms: int) -> None:
         self._every_ms = round(settings.refresh_s * 1000)
         self._last_ms, self._next_ms = now_ms, now_ms + self._every_ms
         self._log = settings.client.logger(_log)
-        self._cluster = Cluster(settings.client)
+        try:
+            self._cluster = Cluster(settings.client)
+        except ClusterFailed as error:
+            raise ConsumerError(str(error)) from None
         self._one_at_a_time = threading.Lock()
         self._asked: Future[list[Partition]] | None = None
         #: The number of partitions and the id of each topic at its first look-up; its present id.
