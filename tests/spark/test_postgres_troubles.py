@@ -408,7 +408,7 @@ def test_the_last_row_of_a_key_is_kept_if_another_must_be_written_first(postgres
 def test_a_sequence_behind_the_rows_of_its_table_refuses_none(
     postgres, sink, tmp_path, keys, partitions
 ):
-    """A restore leaves such a sequence. Each attempt takes numbers, until it has passed the rows."""
+    """A restore leaves such a sequence. Each attempt takes numbers until it is beyond the rows."""
     execute(
         postgres,
         f"CREATE TABLE words (id serial PRIMARY KEY, word text, n bigint) {partitions}",
