@@ -197,7 +197,10 @@ class AckerBackend(Protocol):
         """Remove and return entries that expired in the last `rotate`, at most ``limit``."""
 
     def merge(self, entries: Entries) -> None:
-        """Combine the entries of another ledger with the pending ones. Nothing completes."""
+        """Combine another ledger's entries with the pending ones; each keeps its newer bucket.
+
+        Nothing completes.
+        """
 
     def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
         """Combine messages, as in `apply`, with the pending entries; `settle` decides them.

@@ -35,7 +35,9 @@ _CONNECT_S = 5.0
 #: The least seconds of these for each address of a host.
 _ADDRESS_S = 1.0
 #: The characters of a header's name (RFC 9110), and those that no header's value may have.
-_NAME, _CONTROL = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\x00-\x08\n-\x1f\x7f]")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: Control characters except the tab, and letters outside Latin-1.
+_REFUSED = re.compile(r"[\x00-\x08\n-\x1f\x7f\u0100-\U0010ffff]")
 #: A longer ``Retry-After`` counts as this: a server with a wrong clock is not excluded for ever.
 _LONGEST_S = 86_400.0
 
@@ -206,12 +208,12 @@ class Http(Target):
         sent = {name: value for name, value in self._own.items() if name.lower() not in replaced}
         fields = {name: f"{value}" for name, value in (sent | dict(given)).items()}
         for name, value in fields.items():
-            # The value may be a secret.
-            if not _NAME.fullmatch(name) or _CONTROL.search(value):
+            # The value may be a secret, and so is the head in a UnicodeEncodeError.
+            if not _NAME.fullmatch(name) or _REFUSED.search(value):
                 raise ValueError(
-                    "headers must not hold line ends or other control characters, and a name must "
-                    "consist of letters, digits and !#$%&'*+.^_`|~-; encode or remove the others "
-                    f"in header {name!r}"
+                    "headers must not hold line ends, other control characters or letters outside "
+                    "Latin-1, and a name must consist of letters, digits and !#$%&'*+.^_`|~-; "
+                    f"encode or remove the others in header {name!r}"
                 )
         lines = [self._line, *(f"{name}: {value}" for name, value in fields.items())]
         return "\r\n".join(lines).encode("latin-1")

@@ -42,7 +42,7 @@ class QueryListener:
     """
 
     def on_start(self, counts: Counts) -> None:
-        """Called at the start, with the counts so far of each tracked spout."""
+        """Called when a query or `run_batch` starts, with each tracked spout's counts so far."""
 
     def on_batch_start(self, batch_id: int) -> None:
         """Called when a stream begins or repeats a micro-batch; `run_batch` does not call it.

@@ -108,7 +108,9 @@ def live_rows(shape: TableShape, stored: pa.Table, horizon_ms: int | None) -> pa
 
 
 def ranges_of(lo: int, hi: int, rows: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Yield equal parts of a range of hashes, each with some 500,000 rows or 128 MiB at most.
+    """Yield equal parts of the hashes from ``lo`` up to but not ``hi``, as pairs of start and end.
+
+    Each part has at most some 500,000 rows and 128 MiB.
 
     ``rows``, ``nbytes``: the number and the size of the rows in the whole range. Hashes are
     uniform, so equal ranges have about the same number of rows.

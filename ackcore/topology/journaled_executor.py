@@ -68,9 +68,9 @@ NO_COST = Cost(0.0, "")
 
 
 class _Seen:
-    """A set of 64-bit integers that takes little more than 8 bytes for each; a Python set 70 to 80.
+    """A set of unsigned 64-bit integers that takes little more than 8 bytes for each.
 
-    The latest integers are in a Python set, and the others in a sorted column.
+    A Python set takes 70 to 80. The latest integers are in one, and the others in a sorted column.
     """
 
     _FEW = 1 << 14

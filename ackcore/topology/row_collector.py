@@ -238,7 +238,7 @@ class RowCollector(FixedAttributes):
         if anchor._state == FAILED and self._basic:
             raise ValueError(
                 f"emit() for {anchor!r} is refused, because this input has failed, and tuples "
-                "emitted for it are dropped; do not emit after execute has raised"
+                "emitted for it are dropped; do not emit after execute has returned or raised"
             )
         return (
             anchor._state == FAILED

@@ -135,6 +135,9 @@ class Dead(BySpout[DeadPart]):
 
         ``payload``: whether the tables need the source's columns, beside those of `TRACKING`. If
         False, they may still be present.
+
+        Raises KeyError for a spout without dead records, and CheckpointCorrupt if a file is missing
+        or damaged.
         """
         for part in self.parts[spout]:
             yield from pieces_of(part, payload=payload)

@@ -151,8 +151,9 @@ class SinkCalls:
 
         ``what``: the name of the called object, for messages. ``mend``: called with the exception
         of an attempt, but not of the first one unless it is the only one; may return a result in
-        place of the call's. ``hint``: advice at the end of the error message. ``fenced``: see
-        `once`; in a bucket each check is a request.
+        place of the call's. ``hint``: advice at the end of the error message. ``fenced``: whether
+        ``call`` checks itself that no other driver has taken over; otherwise each attempt begins
+        with that check, in a bucket one request.
         """
         attempt = 0
         while True:

@@ -424,9 +424,12 @@ def _check_schema(path: str, schema: pa.Schema) -> list[str]:
             continue
         got = fields[0].type
         if not (is_text(got) if name == "reason" else got == expected):
+            other, cast = "cast it when the file is written", "..."
+            if name == "ts_ms" and pa.types.is_temporal(got):  # a cast gives seconds, or its unit
+                other, cast = "write it as milliseconds", '"ts_ms", unix_millis("ts_ms")'
             raise TypeError(
-                f"{path}: column {name} must be {expected}, got {got}; cast it when the file is "
-                "written, or use settle(spark.read.parquet(...).withColumn(...))"
+                f"{path}: column {name} must be {expected}, got {got}; {other}, or use "
+                f"settle(spark.read.parquet(...).withColumn({cast}))"
             )
         found.append(name)
     return found
@@ -440,6 +443,7 @@ def common_columns(files: list[EventFile]) -> list[str]:
             has, lacks = (first, other) if name in first.columns else (other, first)
             raise ValueError(
                 f"{has.source.path} has a column {name} and {lacks.source.path} has none; all "
-                "files that are settled together must have it, or none"
+                "files that are settled together must have it, or none: write them alike, or use "
+                f"settle(...) with a DataFrame of all files without {name}"
             )
     return first.columns

@@ -94,7 +94,7 @@ def to_iceberg(
     Raises
     ------
     TypeError, ValueError
-        If an argument has another type or is empty.
+        If an argument has another type, or ``table`` has no namespace or is empty.
     ImportError
         If pyiceberg is not installed: it comes with ``ackcore[iceberg]``.
 

@@ -335,7 +335,11 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         transaction.live.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return advice: the offset to commit to have micro-batches sent, or counted as sent."""
+        """Return the end of the error that the group has a later micro-batch than the checkpoint.
+
+        It names the offset to commit to have the micro-batches up to ``last`` sent again, or
+        counted as sent.
+        """
         number, group = batch.batch_id, _id(batch.sink, batch.deployment)
         return (
             f"or have micro-batches from {number} to {last} sent again, in addition to their "

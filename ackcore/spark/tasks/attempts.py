@@ -127,7 +127,7 @@ def _error(reason: Reason, attempts: int) -> dict[str, Any]:
 
 
 def _groups(pieces: Sequence[Piece], rows: int) -> Iterator[tuple[int, int, list[Piece]]]:
-    """Cut rows into slices with up to `JOIN_BYTES` of answers, or with one piece.
+    """Cut all rows into slices with up to `JOIN_BYTES` of answers, or with one piece.
 
     Yields the start and the end of each slice, and its pieces. ``rows``: the number of rows.
     """

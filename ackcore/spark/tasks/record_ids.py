@@ -205,7 +205,7 @@ def pick(
     """Return the records with the given roots, and the new ones with the given claim ids.
 
     ``roots``, ``claims``: by spout, sorted. A claim id is the hash of a message id; see
-    `record_ids`. The result is that of `records_at`.
+    `record_ids`. ``number``: the number of the micro-batch. The result is that of `records_at`.
     """
     source = some.source
     ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)

@@ -95,7 +95,7 @@ class RowFileWriter:
         self._file.write(data)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows."""
+        """Append rows. ``batch`` must have the file's schema, which is not checked."""
         self._rows += len(batch)
         self._write(batch.serialize())
 
