@@ -74,11 +74,12 @@ class KeyQueue:
     Attributes: ``tokens``: the limit of begun calls. ``spent``: the limit of tokens that calls
     report. ``is_rated``: whether it has one of these limits. ``estimate``: the mean number of
     tokens of its last calls; 0 before the first report. ``new``: calls that were not made yet.
-    ``due``: calls to repeat whose wait is over, by the endpoint that they avoid: the due time, a
-    number, and the call. ``unfinished``: the number of calls without an outcome, not counted for
-    the only queue. ``rank``: among the ready queues: the number of calls in flight when it became
-    ready; -1 if it is aside or has no waiting calls. For the only queue, 0 or -1. ``wakes_ns``: the
-    time of the earliest scheduled `FairQueues.wake` for it, infinite without one.
+    ``due``: calls to repeat whose wait is over, by the endpoint that they avoid; each has the due
+    time, a number and the call, in the order in which they came due. ``unfinished``: the number of
+    calls without an outcome, not counted for the only queue. ``rank``: among the ready queues: the
+    number of calls in flight when it became ready; -1 if it is aside or has no waiting calls. For
+    the only queue, 0 or -1. ``wakes_ns``: the time of the earliest scheduled `FairQueues.wake` for
+    it, infinite without one.
     """
 
     key: Hashable

@@ -450,7 +450,8 @@ class Transactions:
     def _committed(self, consumer: Consumer) -> TopicPartition:
         """Return the committed offset, which is the last mark's number plus 1; below 0 without one.
 
-        Retries while the coordinator moves, and while a transaction of the group is completed.
+        Retries while the coordinator moves, and while a transaction of the group is completed, for
+        up to a minute. Raises KafkaException after that, or for another error.
         """
         until = time.monotonic() + _TIMEOUT_MS / 1000
         while True:

@@ -143,9 +143,10 @@ def forget_beats(checkpoint: Path) -> None:
 
 
 def find_log(checkpoint: Path) -> Path | None:
-    """Return Spark's log of the beats that it has read; None if it has read none.
+    """Return the directory of Spark's log of the beats that it has read; None if there is none.
 
-    The log is found by its content, because Spark chooses the numbers of sources.
+    The log is found by its content, because Spark chooses the numbers of sources. ``checkpoint``:
+    the directory of Spark's part of the checkpoint.
     """
     sources = checkpoint / "sources"
     for number in reversed(numbered(sources)):

@@ -205,8 +205,8 @@ class RowSchema:
                 )
             if isinstance(column, pa.ChunkedArray):  # more text than one array can hold
                 raise OverflowError(
-                    f"{field.name!r} of {self.title} has more than 2 GiB of text; store it "
-                    "elsewhere, and emit its path"
+                    f"{field.name!r} of {self.title} has more than 2 GiB of text in one tuple; "
+                    "store it elsewhere, and emit its path"
                 )
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

@@ -75,7 +75,7 @@ def test_what_is_no_session_is_refused(spark, tmp_path, entry_point, numbers, st
         ({"dead_letters": 5}, "dead_letters must be a str or a path, got int"),
         (
             {"dead_letters": DeadLetterTopic},
-            r"got the class DeadLetterTopic; pass DeadLetterTopic\(",
+            r"is the class DeadLetterTopic itself; pass DeadLetterTopic\(",
         ),
         ({"wait": 1.5}, r"wait must be callable, got float 1\.5"),
     ],

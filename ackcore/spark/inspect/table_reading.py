@@ -102,15 +102,15 @@ def first_rows(table: TableSnapshot, most: int) -> pa.Table:
 def rows_between(table: TableSnapshot, lo: int, hi: int) -> pa.RecordBatchReader:
     """Return a reader of the rows whose hashes of keys are from ``lo`` to below ``hi``.
 
-    Raises StateError if a file of the table has been deleted.
+    Raises StateError, at the call, if a file of the table is missing or damaged.
     """
     try:
         reader = table.reader()
     except StateError as error:
         raise StateError(
             f"table {table.shape.name!r} cannot be read as it was when table() was called: "
-            f"{error}. A running query deletes replaced files two micro-batches later; call "
-            "table() again, right before you read the DataFrame"
+            f"{error}. If the file is missing: a running query deletes replaced files two "
+            "micro-batches later; call table() again, right before you read the DataFrame"
         ) from error
     batches = (
         batch
