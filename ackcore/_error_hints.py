@@ -130,7 +130,7 @@ def text_of_error(error: BaseException) -> str:
 
 
 def without_surrogates(text: str) -> str:
-    """Replace lone surrogates, which are not valid in UTF-8, by question marks."""
+    """Replace lone surrogates, which are not valid in UTF-8, with question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

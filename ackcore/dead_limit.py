@@ -20,10 +20,10 @@ class TooManyDead(RuntimeError):
     """More records died than `max_dead` or `max_dead_ratio` allows.
 
     ``message``: the number of dead records, their causes, and the way out. ``counts``: the counts
-    of a run on Spark that has ended, in which every record is ACKED or DEAD; or of a stream, after
-    the micro-batch that exceeded the limit. None for a `Consumer`. ``limit``: the limit that was
-    exceeded: ``"max_dead"`` or ``"max_dead_ratio"``. ``causes``: a tuple of the causes of death on
-    Spark, the most frequent first; () for a `Consumer`.
+    of a run on Spark that has ended, in which every record is ACKED or DEAD. For a stream, they are
+    those after the micro-batch that exceeded the limit. For a `Consumer`, ``counts`` is None.
+    ``limit``: the limit that was exceeded: ``"max_dead"`` or ``"max_dead_ratio"``. ``causes``: a
+    tuple of the causes of death on Spark, the most frequent first; () for a `Consumer`.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ def test_the_version_is_that_of_the_installed_package() -> None:
 
 
 def test_no_section_of_a_docstring_has_its_underline_in_its_text() -> None:
-    """Reflowed to "Notes ----- A row", a section is a part of the one before."""
+    """On one line, as in "Notes ----- A row", a section becomes text of the one before."""
     texts = {file: file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")}
     assert [file for file, text in texts.items() if re.search(r"\n +[A-Z]\w+ -{3,}", text)] == []
 

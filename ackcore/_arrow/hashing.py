@@ -119,8 +119,9 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], int]:
 
 
 def _hash_dictionary(hashes: Int64s, column: pa.Array) -> None:
-    """Mix a dictionary column into the hashes. Entries are hashed once; if there are more than
-    rows, the rows are hashed.
+    """Mix a dictionary column into the hashes of its rows.
+
+    Each entry is hashed once. If there are more entries than rows, the rows are hashed instead.
     """
     entries = len(column.dictionary)
     if entries > len(column):

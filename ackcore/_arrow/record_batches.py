@@ -119,7 +119,7 @@ def bits(bitmap: pa.Buffer, start: int, n: int) -> UInt8s:
 
 
 def bytes_in(buffer: pa.Buffer | None) -> npt.NDArray[Any]:
-    """Return a buffer's bytes; none for None, since Arrow may have no buffer for empty rows."""
+    """Return a buffer's bytes. For None, which Arrow may have for empty rows, return no bytes."""
     return np.empty(0, np.uint8) if not buffer else np.frombuffer(buffer, np.uint8)
 
 

@@ -167,10 +167,10 @@ class Journal:
     def append(self, key: bytes, data: bytes) -> None:
         """Append an answer, unless this journal has one to the key from a segment or from itself.
 
-        After `sync`, which a call also makes once 64 MiB were appended, `get` returns the first
+        A call also runs `sync` once 64 MiB were appended. After `sync`, `get` returns the first
         answer of all writers. ``key``: the key, of 16 bytes. ``data``: the answer, of less than
-        1 GiB. Raises ValueError if the key has another size, or
-        the answer is too large, and OSError if it cannot be written.
+        1 GiB. Raises ValueError if the key has another size, or the answer is too large, and
+        OSError if it cannot be written.
         """
         check_entry(key, data)
         with self._lock:

@@ -74,12 +74,12 @@ class KeyQueue:
     Attributes: ``tokens``: the limit of begun calls. ``spent``: the limit of tokens that calls
     report. ``is_rated``: whether it has one of these limits. ``estimate``: the mean number of
     tokens of its last calls; 0 before the first report. ``new``: calls that were not made yet.
-    ``due``: calls to repeat whose wait is over, by the endpoint that they avoid; each has the due
-    time, a number and the call, in the order in which they came due. ``unfinished``: the number of
-    calls without an outcome, not counted for the only queue. ``rank``: among the ready queues: the
-    number of calls in flight when it became ready; -1 if it is aside or has no waiting calls. For
-    the only queue, 0 or -1. ``wakes_ns``: the time of the earliest scheduled `FairQueues.wake` for
-    it, infinite without one.
+    ``due``: calls to repeat whose wait is over, by the endpoint that they avoid, in the order in
+    which they came due. Each entry has the due time, a number and the call. ``unfinished``: the
+    number of calls without an outcome, not counted for the only queue. ``rank``: the number of
+    calls in flight when the queue became ready. It is -1 if the queue is aside or has no waiting
+    calls. For the only queue, it is 0 or -1. ``wakes_ns``: the time of the earliest scheduled
+    `FairQueues.wake` for the queue, infinite without one.
     """
 
     key: Hashable
@@ -143,7 +143,7 @@ class KeyQueue:
             self.spent.correct(-estimate)
 
     def lease(self) -> tuple[Call, Lease | None]:
-        """Return the next waiting call, and its lease of an endpoint, None if none has room for it.
+        """Return the next waiting call and its lease; None for the lease if no endpoint has room.
 
         A call must be waiting, and stays in the queue until `remove`. Calls to repeat come first,
         and then new ones. Only the first of the calls that avoid the same endpoint is tried: there
@@ -269,7 +269,7 @@ class FairQueues:
             self.changed(queue)
 
     def finished(self, queue: KeyQueue) -> None:
-        """Record that a call has an outcome. Call it only with keys.
+        """Record that a call has an outcome. It must not be called without keys.
 
         If more than `KEPT_KEYS` keys have no calls, the one without calls for longest is forgotten.
         """
@@ -298,9 +298,9 @@ class FairQueues:
     def next(self, now: int) -> tuple[KeyQueue, int | None] | None:
         """Return the queue of the next call, and put aside queues that can begin no call now.
 
-        Returns None if all queues with calls are aside. The second value is None if an
-        endpoint of the queue has room. Otherwise all stay closed for longer than a call may wait in
-        the task, and it is the nanoseconds until one opens. The `window` is not considered.
+        Returns None if all queues with calls are aside. The second value is None if an endpoint of
+        the queue has room. Otherwise all endpoints stay closed for longer than a call may wait in
+        the task, and the value is the nanoseconds until one opens. The `window` is not considered.
         """
         while (queue := self._first()) is not None:
             if queue.is_rated and (ready_ns := queue.ready_ns()) > now:

@@ -35,7 +35,8 @@ class CallSettings:
     ``reject``: permanent errors besides `Reject`, even if ``retry_on`` names a base class.
 
     Raises TypeError if a setting is not of its type, and ValueError if it is out of range.
-    ``endpoints`` with a limit by key also raise it. ``retry_on`` and ``reject`` are not checked.
+    ``endpoints`` and a limit by key together raise ValueError, too. ``retry_on`` and ``reject`` are
+    not checked.
     """
 
     max_concurrency: int | Callable[[], Limit] = DelayTarget

@@ -311,7 +311,7 @@ class Workers:
         return self.in_flight >= min(self._most, self._window.limit)
 
     def _has_more(self, now: int) -> bool:
-        """Return whether another worker may have a call to begin now, also of an unread item."""
+        """Return whether another worker may begin a call now, possibly that of an unread item."""
         if self._window is not None and self._is_window_full:
             return False
         if self.queues.next(now) is not None or (self._waits and self._waits[0][0] <= now):

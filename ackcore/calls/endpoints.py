@@ -254,7 +254,7 @@ class Endpoints:
         return True
 
     def done(self, lease: Lease, on_trial: bool) -> None:
-        """Record that a call succeeded: a row of refusals ends, and the breaker may close."""
+        """Record that a call succeeded: a series of refusals ends, and the breaker may close."""
         self._windows.done(lease)
         self._answered(lease.consumer, on_trial)
         if self._refusals:
@@ -265,9 +265,9 @@ class Endpoints:
     ) -> None:
         """Record that a call raised, or timed out.
 
-        A `Retry` that is not final pauses the endpoint. Other errors of the whole call
-        (`CallSettings.is_of_call`) count for its breaker. For the breaker, a `Retry` and any
-        further error are answers.
+        A `Retry` that is not final pauses the endpoint. Another error of the whole call
+        (`CallSettings.is_of_call`) is a failure for the endpoint's breaker. Each `Retry`, and each
+        error that is not of the whole call, is an answer for the breaker.
         """
         counts = self._settings.is_of_call(error)
         self._windows.take_back(lease, dropped=counts, again=False, timed_out=timed_out)
@@ -287,8 +287,9 @@ class Endpoints:
     def _refused(self, consumer: FlowConsumer, error: Retry, now_ns: int) -> None:
         """Pause an endpoint that refuses calls: briefly at first, then twice as long each time.
 
-        The longest is what the error requests, or else ``breaker_reset_s``, and at least a second.
-        One that is paused already is not paused anew. With ``breaker_failures=None`` none is.
+        The longest pause is the one that the error requests, or else ``breaker_reset_s``, but at
+        least a second. An endpoint that is already paused is not paused again. With
+        ``breaker_failures=None``, no endpoint is paused.
         """
         if self._settings.breaker_failures is None:
             return
@@ -320,7 +321,7 @@ class Endpoints:
         """Open endpoints whose pause is over. Return the end of the next pause; infinity if none.
 
         The pause during a trial call does not count: the end of the call ends it. A lease also
-        opens endpoints, but none is requested while the other endpoints are full.
+        opens endpoints, but no lease is requested while the other endpoints are full.
         """
         next_ns: float = math.inf
         for consumer in self._consumers:

@@ -90,7 +90,7 @@ class UsageCounts:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts by name for JSON; of ``tokens`` the 100 largest, and others in one."""
+        """Return the counts by name for JSON. ``tokens`` has the 100 largest and the rest."""
         return vars(self) | {"tokens": largest_sums(self.tokens)}
 
     @classmethod

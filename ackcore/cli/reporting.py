@@ -101,7 +101,7 @@ def _told(error: Exception) -> tuple[str, int]:
     if "TooManyDead" in kinds:
         code = NO
     elif notes:
-        pass  # of `raised_by`: an error of the user's own module or function
+        pass  # added by `raised_by`: the error is of the user's own module or function
     elif kinds & {"StateError", "FileNotFoundError"}:
         code = CHECKPOINT
     elif isinstance(error, ValueError | TypeError) and not ours:

@@ -231,7 +231,7 @@ def described(activity: Activity | None, tasks: str = "") -> str:
 class Quiet:
     """The time since something was printed. After 10 s (`QUIET_S`) another line is due.
 
-    ``now_s``: the present time of a monotonic clock, from which the lines count.
+    ``now_s``: the time of the start, by a monotonic clock. The lines show the time since then.
     """
 
     def __init__(self, now_s: float):

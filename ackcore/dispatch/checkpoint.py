@@ -89,7 +89,7 @@ class Checkpoint:
         return int(committed)
 
     def commit(self, committed: int) -> None:
-        """Write the position to read next, durably; nothing if the file has this position already.
+        """Write the position to read next, durably. Do nothing if the file has this position.
 
         Raises TypeError if it is no integer, and ValueError if it is lower than the committed one.
         Raises CheckpointError after `close`, and in a forked process. Raises OSError if it cannot

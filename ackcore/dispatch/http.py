@@ -32,7 +32,7 @@ _JSON = b"\r\nContent-Type: application/json"
 _MAX_HEAD, _MAX_BODY = 1 << 20, 64 << 20
 #: Seconds for a connection: less than the default time-out of a call, which counts as an attempt.
 _CONNECT_S = 5.0
-#: The least seconds of these for each address of a host.
+#: The least of these seconds that each address of a host has to accept a connection.
 _ADDRESS_S = 1.0
 #: The characters of a header's name (RFC 9110), and those that no header's value may have.
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -197,7 +197,7 @@ class Http(Target):
         """Return the request line and headers, without the last line end.
 
         Raises ValueError if a name is given twice, is Content-Length or Transfer-Encoding, or is no
-        header's name; or if a value has control characters, or others than Latin-1.
+        header's name. Also raises it if a value has control characters, or letters outside Latin-1.
         """
         replaced = {name.lower() for name in given}
         if len(replaced) < len(given) or replaced & {"content-length", "transfer-encoding"}:
@@ -208,7 +208,7 @@ class Http(Target):
         sent = {name: value for name, value in self._own.items() if name.lower() not in replaced}
         fields = {name: f"{value}" for name, value in (sent | dict(given)).items()}
         for name, value in fields.items():
-            # The value may be a secret, and so is the head in a UnicodeEncodeError.
+            # No error may show the value, which may be a secret; a UnicodeEncodeError would.
             if not _NAME.fullmatch(name) or _REFUSED.search(value):
                 raise ValueError(
                     "headers must not hold line ends, other control characters or letters outside "
@@ -259,9 +259,10 @@ class Http(Target):
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the first address of the host that can be reached.
 
-        Each address has an equal part of the time to accept: one that never answers, such as an
-        IPv6 address without a route, must not keep calls from the next one. The TLS handshake has
-        the rest of the time. Raises OSError, which names all addresses.
+        Each address has an equal part of the remaining time, but at least a second. So an address
+        that never answers, such as an IPv6 address without a route, leaves time for the next one.
+        The TLS handshake has the rest of the time. Raises TimeoutError if no address answers in
+        time, otherwise an OSError with the errors of the addresses.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _CONNECT_S
@@ -354,7 +355,7 @@ def _is_sent(writer: asyncio.StreamWriter) -> Callable[[], bool]:
 
 
 async def _accepted(made: socket.socket, address: Any, timeout_s: float) -> socket.socket:
-    """Connect a new socket to an address, and return it. Raises OSError, and closes it then."""
+    """Connect a new socket to an address, and return it. Close it on an error, such as OSError."""
     try:
         made.setblocking(False)
         async with asyncio.timeout(timeout_s):

@@ -208,7 +208,8 @@ class Process(Target):
 def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Serve calls in the process, one at a time, until the pipe closes or sends `_END`.
 
-    First sends a message that the process is ready. A ``SystemExit`` of the function ends it.
+    First sends a message that the process is ready. A ``SystemExit`` of the function ends the
+    process.
     """
     pipe.send(None)
     while True:

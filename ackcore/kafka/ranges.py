@@ -52,7 +52,7 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of offsets, 0 if ``stop`` is below ``start``. There are no more records."""
+        """The number of offsets, 0 if ``stop`` is below ``start``. There may be fewer records."""
         return max(0, self.stop - self.start)
 
     def __str__(self) -> str:

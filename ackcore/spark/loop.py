@@ -170,7 +170,8 @@ class Pacing:
     poll_s: float
     seconds: Callable[[], float] = time.monotonic
     cpu: Callable[[], float] = time.thread_time
-    #: The times of the next trigger (-1 without an interval), check of requests, and look.
+    #: The times of the next trigger (-1 without an interval), of the next check of requests, and
+    #: of the next look at the sources.
     _trigger_s: float = -1.0
     _call_s: float = -1.0
     _look_s: float = -1.0
@@ -273,9 +274,9 @@ class Pacing:
         )
 
     def _left_s(self) -> float:
-        """Return the seconds until the next trigger or, without an interval, check, look or retry.
+        """Return the seconds until the next trigger, at least 0.001.
 
-        It is at least 0.001.
+        Without an interval, return those until the next check, look or retry.
         """
         now = self.seconds()
         if self.interval_s:

@@ -44,8 +44,8 @@ class HashIndex(NamedTuple):
     """The index of a segment: finds rows by hash with two to three bytes per row.
 
     Hashes are uniform.  Equal parts of their range, the buckets, have 1 to 2 rows on average.  The
-    index has the first row of each bucket, as its distance from the row that is expected there, and
-    for each row the 8 bits of its hash that follow those of the bucket.
+    index has the first row of each bucket, as its distance from the row that is expected there.
+    For each row it has the 8 bits of the hash that follow those of the bucket.
     """
 
     rows: int  # the number of hashes
@@ -53,7 +53,7 @@ class HashIndex(NamedTuple):
     lo: int
     hi: int
     base: int  # the smallest distance of a first row from the expected one
-    #: The distances of the first row of each bucket, and of the number of rows; less ``base``.
+    #: The distance of each bucket's first row, then that of the number of rows, minus ``base``.
     distances: npt.NDArray[Any]
     bits: npt.NDArray[np.uint8]  # 8 bits of each hash
 
@@ -112,7 +112,7 @@ class HashIndex(NamedTuple):
     def rows_around(self, bound: int) -> tuple[int, int]:
         """Return the start and the end of the rows whose hashes must be compared with ``bound``.
 
-        The rows before the start have hashes below ``bound``, the rows from the end on do not.
+        All rows before the start have hashes below ``bound``. No row from the end on has one.
         """
         if bound <= self.lo:
             return 0, 0

@@ -390,7 +390,7 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
     """The `Executor` of one task of a journaled `AsyncBolt`, or `BasicBolt` with several threads.
 
     The rows of a call are written when it returns, whether or not earlier inputs are done. The
-    reason of a failed call is written when they are.
+    reason of a failed call is written once all earlier inputs are done.
     """
 
     def __init__(self, *args: Any, answers: Answers) -> None:

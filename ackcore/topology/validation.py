@@ -342,9 +342,10 @@ def _calls(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _methods(bolt: BoltSpec) -> Iterator[str]:
-    """Yield the problems of a bolt's methods, which would be called in vain or not at all.
+    """Yield the problems of a bolt's methods.
 
-    A method is missing, has a wrong signature, or is a generator or coroutine function by mistake.
+    A problem is a missing method, one with a wrong signature, or a generator or coroutine function
+    by mistake. Such a method would be called in vain or not at all.
     """
     component, made = bolt.component, type(bolt.component).__name__
     base, work = next(one for one in _BASES if isinstance(component, one[0]))

@@ -134,7 +134,7 @@ def test_errors_of_triggers_are_known_in_each_database(
 
 
 def test_a_trigger_that_has_ended_the_transaction_is_named():
-    """SQL Server's THROW does in a trigger: there is no savepoint to go back to."""
+    """SQL Server's THROW in a trigger ends the transaction, and with it the savepoint."""
     ended, raised = JdbcError("no savepoint", "S0001"), JdbcError("no such word", "45000")
 
     def fails(error):
@@ -278,7 +278,7 @@ def test_rows_that_do_not_fit_are_refused_by_themselves(derby, spark, tmp_path):
 
 @pytest.mark.parametrize("keys", [None, "id"])
 def test_rows_that_need_rows_behind_them_are_refused_only_without_these(derby, tmp_path, keys):
-    """One refers to the next, beside rows that are refused."""
+    """Some rows refer to the row behind them, and other rows are refused."""
     derby.execute(
         'CREATE TABLE words ("id" INT NOT NULL PRIMARY KEY, "parent" INT, "n" INT CHECK ("n" < 9))',
         'ALTER TABLE words ADD FOREIGN KEY ("parent") REFERENCES words',
@@ -292,7 +292,7 @@ def test_rows_that_need_rows_behind_them_are_refused_only_without_these(derby, t
 
 
 def test_all_rows_of_a_key_that_are_refused_are_found_at_once(derby, tmp_path):
-    """Else each call of the sink, with jobs of its own, would find one more of them."""
+    """Otherwise each call of the sink, with jobs of its own, would find only one of them."""
     derby.execute(
         'CREATE TABLE words (word VARCHAR(5) NOT NULL PRIMARY KEY, "n" INT CHECK ("n" < 100), '
         '"of" VARCHAR(5))',
@@ -310,7 +310,7 @@ def test_all_rows_of_a_key_that_are_refused_are_found_at_once(derby, tmp_path):
 
 @pytest.mark.parametrize("keys", [None, "word"])
 def test_a_sequence_at_its_end_refuses_none(derby, tmp_path, keys):
-    """Though other rows could be written before it ended."""
+    """The error is raised, although some rows could be written before the sequence ended."""
     derby.execute(
         "CREATE TABLE words (id SMALLINT GENERATED ALWAYS AS IDENTITY (START WITH 32766), word "
         'VARCHAR(5) NOT NULL UNIQUE, "n" INT)'

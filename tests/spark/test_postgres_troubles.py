@@ -377,7 +377,7 @@ IN_TREE = pa.schema([*TEXTS, ("n", pa.int64())])
 def test_rows_that_need_rows_behind_them_are_refused_only_without_these(
     postgres, sink, tmp_path, monkeypatch, keys
 ):
-    """One refers to the next, beside rows that are refused, in one chunk or several."""
+    """Some rows refer to the row behind them, in the same chunk or the next; others are refused."""
     rows = [("c", None, "b", 1), ("b", None, "a", 1), ("bad", None, None, 9), ("a", None, None, 1)]
     rows += [("lost", None, "gone", 1), ("y", None, "lost", 1), ("x", None, "a", 1)]
     for chunk in (2, 1 << 16):
@@ -393,7 +393,7 @@ def test_rows_that_need_rows_behind_them_are_refused_only_without_these(
 
 
 def test_the_last_row_of_a_key_is_kept_if_another_must_be_written_first(postgres, sink, tmp_path):
-    """A row gets the address that another gives up: in the order of the keys, it is there twice."""
+    """The last row of k1 has the address that k3 gives up, so k3 must be written before it."""
     execute(postgres, TREE, "INSERT INTO words VALUES ('k2', 'x'), ('k3', 'y')")
     rows = [("k1", "x"), ("k1", "y"), ("k2", "z"), ("k3", None)]
     file = row_file(tmp_path, [(*row, None, 1, None) for row in rows], schema=IN_TREE)
@@ -408,7 +408,7 @@ def test_the_last_row_of_a_key_is_kept_if_another_must_be_written_first(postgres
 def test_a_sequence_behind_the_rows_of_its_table_refuses_none(
     postgres, sink, tmp_path, keys, partitions
 ):
-    """A restore leaves such a sequence. Each attempt takes numbers until it is beyond the rows."""
+    """A restore leaves such a sequence. Failed attempts advance it until it has passed the rows."""
     execute(
         postgres,
         f"CREATE TABLE words (id serial PRIMARY KEY, word text, n bigint) {partitions}",
@@ -429,7 +429,7 @@ def test_a_sequence_behind_the_rows_of_its_table_refuses_none(
 
 @pytest.mark.parametrize("keys", [None, "word"])
 def test_a_sequence_at_its_end_refuses_none(postgres, sink, tmp_path, keys):
-    """Though other rows could be written before it ended."""
+    """The error is raised, although some rows could be written before the sequence ended."""
     execute(
         postgres,
         "CREATE TABLE words (id serial, word text UNIQUE, n bigint)",

@@ -88,7 +88,7 @@ def test_a_number_that_is_written_with_other_rows_is_refused(target, files, keys
 
 @each(but=["iceberg"])
 def test_a_store_that_lost_a_commit_is_told_once(target, files):
-    """By a failover to a replica behind; the query continues if it is started again."""
+    """A failover to a replica that lags loses commits. The query continues after a new start."""
     made = target.sink()
     made.write(target.batch(files, 4))
     target.forget(4, accept=False)

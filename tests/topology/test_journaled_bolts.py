@@ -209,7 +209,7 @@ def test_rows_that_do_not_fit_are_a_failure_that_is_kept(task):
 
 @pytest.mark.parametrize("how_often", [1, 2])
 def test_rows_that_are_converted_in_parts_are_one_answer(task, monkeypatch, how_often):
-    """The whole may be more text than an array can hold, or memory is short for a moment."""
+    """All rows together may have more text than an array holds, or memory may be short."""
     convert, fails = RowSchema.batch, [MemoryError("for a moment")] * how_often
 
     def converting(schema, rows):

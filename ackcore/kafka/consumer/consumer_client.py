@@ -176,9 +176,9 @@ def ask_brokers(ask: Callable[[], list[TopicPartition]], what: str) -> list[Topi
 def offsets_at(client: Consumer, keys: Iterable[Key], at: int, what: str) -> dict[Key, int]:
     """Return the offset of each partition at OFFSET_BEGINNING, OFFSET_END or a time.
 
-    ``at``: one of these, or milliseconds since 1970. Of a time, the offset is that of the first
-    record with this time or a later one, -1 without such a record. ``what``, and the errors: see
-    `ask_brokers`.
+    ``at``: one of these, or milliseconds since 1970. The offset at a time is that of the first
+    record with this time or a later one. It is -1 if there is no such record. ``what``, and the
+    errors: see `ask_brokers`.
     """
     asked = [TopicPartition(*key, at) for key in keys]
     answered = ask_brokers(lambda: client.offsets_for_times(asked, REQUEST_S), what)

@@ -167,7 +167,7 @@ class HeldRecords:
     def close(self, keys: Iterable[Key]) -> None:
         """Stop delivering records of partitions. Answers to delivered records still count.
 
-        Records that were read and not delivered are dropped. Retries are not delivered any more.
+        Records that were read and not delivered are dropped. Waiting retries are not delivered.
         """
         for key in keys:
             if (found := self._partitions.get(key)) is None or found.closing:

@@ -308,9 +308,9 @@ def check_sinks(
 ) -> None:
     """Raise CheckpointForeign if a decided micro-batch has rows for a sink that was removed since.
 
-    It is also raised if such a sink reads another stream now, or a sink of another stream would
-    get the rows. Not raised once all sinks have answered, or if a sink only got another name. Rows
-    for a table that was removed are left out, as the content of the table is deleted.
+    Also raised if a sink has changed its stream, and rows of the old or the new stream are left.
+    Not raised once all sinks have answered, or if a sink only got another name. Rows for a table
+    that was removed are ignored, because the content of the table is deleted.
 
     ``root``: the ackcore part of the checkpoint, for the message. ``decision``: the decision, which
     is not done. ``structures``: those of the recorded topology, and of the one that is to run.
@@ -342,7 +342,7 @@ def _refuse_moved_sinks(
     structures: tuple[Mapping[str, Any], Mapping[str, Any]],
     has_rows: Callable[[tuple[str, str]], bool],
 ) -> None:
-    """Raise CheckpointForeign if a sink reads another stream now, and rows of either one are left.
+    """Raise CheckpointForeign if a sink has changed its stream, and rows of either are left.
 
     The target of a sink would lack rows, or would get rows that were decided for another target.
 

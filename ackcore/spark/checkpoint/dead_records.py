@@ -36,8 +36,9 @@ class DeadFile(RecordFile):
     def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
         """Yield tables of the records: the `TRACKING` columns and, with ``payload``, the source's.
 
-        With `no_room` their reason says so, and is final. Raises CheckpointCorrupt if the file is
-        missing or damaged. ``keep``: whether the cache keeps the table for later reads.
+        With `no_room`, the reason of each record names that limit, and is final. Raises
+        CheckpointCorrupt if the file is missing or damaged. ``keep``: whether the cache keeps the
+        table for later reads.
         """
         table = self.cache.read(self.file, keep).slice(self.start, self.rows)
         if not payload:

@@ -57,8 +57,8 @@ class ProgressLog:
 def read_progress(root: Path, most: int) -> list[dict[str, Any]]:
     """Return the lines of the ``most`` highest micro-batch numbers as dicts, the highest last.
 
-    Of several lines with one number it is the last one. Lines and files that cannot be read are
-    left out.
+    If several lines have the same number, only the last one is returned. Lines and files that
+    cannot be read are left out.
     """
     found: dict[int, dict[str, Any]] = {}
     # The newer file first: if it is renamed in between, its lines are found in the older one.

@@ -202,10 +202,10 @@ def fields_of(checkpoint: CheckpointView) -> dict[str, list[str]]:
 
 
 def check_spout(store: Letters, spout: str | None) -> None:
-    """Raise ValueError if the store does not know a spout, nor does the topology track one.
+    """Raise ValueError for a name that is neither a spout of the store nor a tracked spout.
 
-    The store knows those with letters or recorded columns. Nothing is raised if no spout is known.
-    ``spout``: its name; None for any spout.
+    The spouts of a store have letters or recorded columns in it. Nothing is raised if the store has
+    none and no spout is tracked. ``spout``: the name; None for any spout.
     """
     known = {*store.spouts()}
     if spout is None or spout in known:

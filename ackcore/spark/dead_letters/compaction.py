@@ -66,8 +66,8 @@ class Compaction:
     def _run(self, files: list[LetterFile]) -> list[LetterFile] | None:
         """Return the files of the first run of 16 to 256 neighbours that are alike, or None.
 
-        A neighbour is a merged file, or all files of a micro-batch. Alike ones were merged equally
-        often, have the same columns, and have at most 256 MiB together.
+        A neighbour is a merged file, or all files of a micro-batch. Neighbours are alike if they
+        were merged equally often and have the same columns. A run has at most 256 MiB.
         """
         for _, level in groupby(files, key=lambda file: file.level):
             neighbours = [tuple(some) for _, some in groupby(level, key=lambda file: file.first)]

@@ -105,9 +105,9 @@ def _empty(store: Letters, notes: Sequence[Note]) -> None:
 
 
 def _empty_file(store: Letters, spout: str, file: LetterFile, notes: Sequence[Note]) -> bool:
-    """Rewrite a file with empty rows for dropped letters; return False if it had them already.
+    """Rewrite a file with empty rows for dropped letters. Return False if nothing was to do.
 
-    After True, look again: a driver may have merged the old file meanwhile.
+    After True, list the files again: a driver may have merged the old file meanwhile.
     """
     path = file.path
     try:

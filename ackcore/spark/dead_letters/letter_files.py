@@ -166,7 +166,7 @@ class FileGroup(NamedTuple):
 
 
 class NotesChanged(StateError):
-    """After this process had read a store's notes, another one added one or opened the store."""
+    """Another process added a note, or opened the store, after this one had read the notes."""
 
 
 def read_parts(

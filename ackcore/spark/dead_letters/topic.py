@@ -208,8 +208,8 @@ class TopicWriter:
 def message_columns(schema: pa.Schema) -> MessageColumns:
     """Return a source's columns for a message's key, value and headers.
 
-    They are all None, so that the value is JSON, unless all columns are those of a Kafka record,
-    ``value`` is among them, and keys and values are text or bytes.
+    All are None, so that the value is JSON, unless all columns are those of a Kafka record. These
+    must include ``value``, and keys and values must be text or bytes.
     """
     from ackcore.kafka.messages import MessageColumns, is_text_or_bytes  # noqa: PLC0415
 

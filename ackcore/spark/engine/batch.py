@@ -63,8 +63,8 @@ from ackcore.topology.builder import Topology
 _log = logging.getLogger("ackcore")
 
 
-#: Commits the finished offsets of a decision that is marked, perhaps again; returns each spout's
-#: lag, a number of offsets.
+#: A function that commits the finished offsets of a micro-batch that is marked as done; it may be
+#: called again for the same one. It returns each spout's lag, a number of offsets.
 CommitGroups = Callable[[BatchDecision], Mapping[str, int]]
 
 
@@ -225,7 +225,7 @@ class Engine:
                 plan = replace(plan, interrupted=False)
             else:
                 plan = count_crash(plan, settings.careful_after)
-            # Here and not in `Runs`: a snapshot of the former spouts lacks these rows.
+            # Not in `Runs`: a snapshot of the former spouts lacks the rows of added spouts.
             plan = self._offsets.joined(self._bounded(plan))
         if plan.ordered_by != self._runs.held_by:
             # Root ids now belong to other records, as in `_bounded`.

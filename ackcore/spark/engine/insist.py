@@ -150,10 +150,10 @@ class SinkCalls:
         Raises SinkError if all calls failed. Raises the errors of `once` that end the query.
 
         ``what``: the name of the called object, for messages. ``mend``: called with the exception
-        of an attempt, but not of the first one unless it is the only one; may return a result in
+        of each failed attempt but the first, and of an only attempt. It may return a result in
         place of the call's. ``hint``: advice at the end of the error message. ``fenced``: whether
-        ``call`` checks itself that no other driver has taken over; otherwise each attempt begins
-        with that check, in a bucket one request.
+        ``call`` checks itself that no other driver has taken over. Otherwise each attempt begins
+        with that check, which takes one request in a bucket.
         """
         attempt = 0
         while True:

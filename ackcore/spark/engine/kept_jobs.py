@@ -33,8 +33,8 @@ from ackcore.spark.tasks.task import RESULT_TYPE
 _PROPERTY, _LONGEST = "ackcore.run", 1 << 14
 
 
-#: By the frame of task numbers: what is equal in all runs of the job (the settings of the tasks and
-#: of the spout, and `PlannedReader.fixed`), and the job's DataFrame.
+#: The kept jobs, by their frames of task numbers. Each has the values that all its runs share (the
+#: settings of tasks and spout, and `PlannedReader.fixed`), and its DataFrame.
 _KEPT: WeakKeyDictionary[DataFrame, tuple[tuple[object, ...], DataFrame]] = WeakKeyDictionary()
 
 

@@ -154,8 +154,8 @@ class Runs:
         Raises `RunFailed` after ``max_runs`` runs without progress, or if another run cannot
         succeed.  Runs in which planned rows could not be read are not among the ``max_runs``; they
         end with `RunFailed` after the source's time-out.  Raises `RunCancelled` if its Spark job
-        was cancelled from outside, `StateError` if the checkpoint fails, `Stopped` if the query is
-        stopped, and the last of ``raised``.
+        was cancelled from outside, and `StateError` if the checkpoint fails.  Raises `Stopped` if
+        the query is stopped, and the last exception of ``raised``, if it has any.
         """
         in_vain, handled = 0, sys.exception()
         wrong: str | None = None  # Spark's name of the last run's error about a value

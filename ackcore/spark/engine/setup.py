@@ -157,7 +157,7 @@ class PlannedRows:
         return [one for part in self.parts for one in part.inputs(plan)]
 
     def joined(self, plan: Plan) -> Plan:
-        """Return a recorded plan with the rows of spouts that were added since; or the same."""
+        """Return a recorded plan with the rows of spouts that were added since, if any."""
         for part in self.parts:
             plan = part.joined(plan)
         return plan

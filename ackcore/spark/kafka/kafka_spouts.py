@@ -136,9 +136,9 @@ class KafkaSources(PlannedRows):
         return found
 
     def most_retries(self) -> int | None:
-        """Return the limit on retries in a micro-batch with new records: the sum of all spouts'.
+        """Return the limit on retries in a micro-batch with new records, for all spouts together.
 
-        None, no limit, with ``once`` or if a spout has ``max_records``.
+        None means no limit. It is returned with ``once``, or if a spout has ``max_records``.
         """
         bounds = [one.intake.most_retries for one in self._spouts.values()]
         known = [bound for bound in bounds if bound is not None]

@@ -96,7 +96,8 @@ class SpoutOffsets:
     def _refresh(self) -> None:
         """Look up the partitions if that is due, by ``refresh_s`` or after a change of leaders.
 
-        Warns of topics that are missing since. Raises UnknownTopics or ClusterFailed if it cannot.
+        Warns of topics that are missing since then. Raises UnknownTopics or ClusterFailed if the
+        look-up fails.
         """
         if time.monotonic() < self._refresh_at:
             return
@@ -374,7 +375,7 @@ class SpoutOffsets:
     ) -> dict[Key, Start]:
         """Return the starts of new partitions, and of those whose positions are gone.
 
-        Raises ConnectionError or ClusterFailed if Kafka does not answer what they depend on.
+        Raises ConnectionError or ClusterFailed if Kafka does not answer a request for them.
         """
         first = before is None
         committed: Mapping[Any, Commit] = {}
@@ -424,10 +425,10 @@ class SpoutOffsets:
     def _reached(
         self, marks: Mapping[Key, Watermarks], committed: Mapping[Any, Commit]
     ) -> Mapping[Key, Watermarks]:
-        """Return the bounds with ends that are not below the given starts if the logs reach them.
+        """Return the bounds; an end before a start is moved to the start, if the log reaches it.
 
-        Other consumers of the group may have read records of open transactions. Raises
-        ConnectionError if an end cannot be looked up.
+        The ends exclude open transactions, whose records other consumers of the group may have
+        read. Raises ConnectionError if an end cannot be looked up.
         """
         at: Mapping[Any, int] = {
             (topic, partition): decode_metadata(topic, partition, *one).state.end

@@ -237,7 +237,7 @@ class DeltaSpout(DividedSource):
         return None if found is None else found.to_pybytes()
 
     def _change(self, version: int) -> str:
-        """Return the words of an error about a version that may take rows back."""
+        """Return the part of an error that describes a version which may take rows back."""
         # Not by `DeltaTable.history`, which takes a commit that arrives meanwhile for the newest.
         commit = self._commit(version)
         if commit is None:

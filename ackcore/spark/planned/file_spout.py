@@ -235,7 +235,7 @@ class FileSpout(DividedSource):
                 yield one
 
     def _takes(self, name: str) -> bool:
-        # `hdfs dfs -put` has not renamed a file yet that ends so.
+        # `hdfs dfs -put` writes a file with this suffix, and then renames it.
         if is_hidden(name) or name.endswith("._COPYING_"):
             return False
         return self._matches(name if self._by_path else name.rpartition("/")[2]) is not None

@@ -333,8 +333,8 @@ class SourceRows(PlannedRows):
     def way_out(self, plan: Plan, said: str) -> str:
         """Return a sentence with the command that leaves out rows that cannot be read.
 
-        It is for the first spout of which the error ``said`` names a file, otherwise for the first
-        one. "" if the plan has no rows of these spouts.
+        The command is for the first spout of which the error ``said`` names a file, or else for the
+        first spout. Returns "" if the plan has no rows of these spouts.
         """
         found = [(one, _Taken.of(plan.offsets.get(one.name)).rows) for one in self._spouts]
         outs = [one.way_out(rows, said) for one, rows in found if rows]

@@ -206,8 +206,8 @@ def _numbered_keys(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) -> None:
     """Raise `SinkRejects` for rows with values that the table's columns cannot take.
 
-    Such values are nulls in columns, lists and maps without nulls, values that a cast to the
-    column's type would change (floats may be rounded), and text that is not UTF-8. Rows are read
+    Such values are nulls in columns, lists and maps without nulls, and text that is not UTF-8. So
+    are values that a cast to the column's type would change; floats may be rounded. Rows are read
     only if a column may have such values.
 
     ``columns``: the table's columns. Columns that the stream does not have are ignored.
@@ -272,7 +272,7 @@ def with_long_name(column: pa.Array, most: int, escape: Callable[[Any], str]) ->
 def longest_name(location: str) -> int:
     """Return the maximum number of bytes in the name of a partition's directory.
 
-    File systems limit each name, to 255; a bucket limits the whole key.
+    A file system limits each name to 255 bytes. A bucket limits the whole key.
 
     ``location``: the path or URL of the directory with the partitions.
     """

@@ -509,9 +509,9 @@ def _fingerprint(number: int, content: str) -> int:
 def _writer_properties(columns: pa.Schema) -> Any:
     """Return properties without dictionaries for nested columns, or None if none is needed.
 
-    They are needed for numbers in lists or maps: if all of a file are null, deltalake writes an
-    empty dictionary, which Spark reads by index. deltalake has no setting for a column within a
-    nested one.
+    They are needed for numbers in lists or maps. If all of them in a file are null, deltalake
+    writes an empty dictionary, which Spark reads by index. deltalake has no setting for a column
+    within a nested one.
     """
     is_ = pa.types
     if not any(

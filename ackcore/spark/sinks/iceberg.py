@@ -105,7 +105,7 @@ def to_iceberg(
     - a null in a required column;
     - text that is not UTF-8;
     - text that pyiceberg would cut behind the unassigned letter U+D7FF, for the bounds of a file;
-    - a date or time outside the years 1 to 9999;
+    - a date or time outside the years 1 to 9999, or a time with nanoseconds;
     - a value that a partition cannot store.
 
     Its record becomes a dead letter, and the other rows are written. If another writer commits
@@ -151,12 +151,13 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """Raise TypeError if Spark or Iceberg lacks a type, a key is nested, or names are alike.
 
         Also raises TypeError if the table lacks a struct field. Names are alike if Spark does not
-        distinguish them. Raises ValueError if a key is no column, the table lacks a column, or the
-        stream lacks a required column or field, or one by which the table is partitioned. With
-        keys, it must lack no column. Raises ValueError if pyiceberg cannot cast a column to the
-        table's, or cannot write the table's format, codec or partitions. Raises SinkUnavailable if
-        the catalog does not answer, or the table does not exist, and ImportError if the table's
-        partitions need pyiceberg-core, which is not installed.
+        distinguish them. Raises ValueError if a key is no column, or the table lacks a column.
+        Raises ValueError if the stream lacks a column or field that is required, or by which the
+        table is partitioned. With keys, the stream must have all columns of the table. Raises
+        ValueError if pyiceberg cannot cast a column to the table's, or cannot write the table's
+        format, codec or partitions. Raises SinkUnavailable if the catalog does not answer, or the
+        table does not exist. Raises ImportError if the table's partitions need pyiceberg-core,
+        which is not installed.
         """
         import pyarrow.parquet as pq  # noqa: PLC0415 - loaded where it is needed
         from pyiceberg.exceptions import NotInstalledError  # noqa: PLC0415
@@ -287,10 +288,9 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """Write the rows into files that the commit adds to the table.
 
         With keys, also write the files that the commit puts in place of those with these keys.
-        Raises SinkRejects, before anything is written, if rows have nulls in required columns, text
-        that is not UTF-8, dates or times outside the years 1 to 9999, times with nanoseconds, or
-        values for which pyiceberg has no partition or no bound.
-        Raises ValueError if the table's columns have changed and do not fit the stream's.
+        Raises SinkRejects, before anything is written, if rows have values that the table cannot
+        store; `to_iceberg` lists them. Raises ValueError if the table's columns have changed and
+        do not fit the stream's.
         """
         there, stream = transaction.table_metadata.schema(), batch.schema()
         self._check_columns(f"sink {batch.sink!r}", stream, there)
@@ -459,8 +459,9 @@ def _check_count(rows: int, written: int) -> None:
 def _bound_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
     """Yield a check for each column of texts that pyiceberg cuts for the bounds of a file.
 
-    It adds 1 to the last letter before the cut, or to one before if that is U+10FFFF, and U+D7FF
-    plus 1 is a surrogate. ``metadata``, ``schema``: as in `_partition_checks`.
+    pyiceberg adds 1 to the last letter before the cut that is not U+10FFFF. For U+D7FF
+    it finds no bound, because U+D7FF plus 1 is a surrogate. ``metadata``, ``schema``: as in
+    `_partition_checks`.
     """
     from pyiceberg.io.pyarrow import compute_statistics_plan  # noqa: PLC0415
 
@@ -588,7 +589,7 @@ def _is_of_catalog(error: Exception) -> bool:
 
 
 def _as_required(schema: pa.Schema, there: Any) -> pa.Schema:
-    """Return the schema; nullable are the columns that the table, ``there``, does not require."""
+    """Return the schema, nullable where the table, ``there``, does not require a column."""
     required = {field.name for field in there.fields if field.required}
     return pa.schema([field.with_nullable(field.name not in required) for field in schema])
 

@@ -93,13 +93,15 @@ def to_jdbc(
     Notes
     -----
     A row that violates a constraint, or has a value that does not fit its column, is refused: its
-    record becomes a dead letter with the database's error, and the other rows are written. A row
-    for which a trigger raises an error (SQLSTATE 45000, Oracle's raise_application_error, SQL
-    Server's RAISERROR and THROW) is refused, too, unless the trigger ends the transaction, or a
-    micro-batch has several rows and none can be written. More than 10,000 refused rows in a
-    micro-batch end the query (`TooManyRefused`), and none of its rows is written. In a database
-    without savepoints, a violated constraint fails the whole micro-batch. The user must be able to
-    create and drop tables in the schema of `table`.
+    record becomes a dead letter with the database's error, and the other rows are written. More
+    than 10,000 refused rows in a micro-batch end the query (`TooManyRefused`), and none of its rows
+    is written. In a database without savepoints, a violated constraint fails the whole micro-batch.
+
+    A row for which a trigger raises an error is refused, too (SQLSTATE 45000, Oracle's
+    raise_application_error, SQL Server's RAISERROR and THROW). But the whole micro-batch fails if
+    the trigger ends the transaction, or if there are several rows and none can be written.
+
+    The user must be able to create and drop tables in the schema of `table`.
     """
     return JdbcSink(url, table, keys, properties, marker)
 
@@ -142,10 +144,10 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError if a key is no column, the table lacks a column, or it cannot be read.
 
-        Also raises it if the database has no transactions. Raises TypeError for a nested key, a
-        time of day, or a type that Spark or the database lacks; types are not compared with the
-        table's. Raises SinkUnavailable if the database cannot be reached. Without a Spark session
-        in this process, the table is not checked.
+        Also raises ValueError if the database has no transactions. Raises TypeError for a nested
+        key, a time of day, or a type that Spark or the database lacks. Types are not compared with
+        the table's. Raises SinkUnavailable if the database cannot be reached. Without a Spark
+        session in this process, the table is not checked.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -247,9 +249,9 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
     def write_rows(self, transaction: JdbcTransaction, batch: SinkBatch) -> None:
         """Write the rows through a staging table, into the table without a commit.
 
-        Raises SinkRejects if rows violate a constraint or do not fit, TooManyRefused if there are
-        more than `MAX_REFUSED` such rows, CheckpointInUse if another driver has begun to write. The
-        table is then unchanged.
+        Raises SinkRejects if rows violate a constraint or do not fit, and TooManyRefused if there
+        are more than `MAX_REFUSED` such rows. Raises CheckpointInUse if another driver has begun to
+        write. The table is then unchanged.
         """
         transaction.write_rows()
 

@@ -138,8 +138,8 @@ class Server:
 def _standard_state(state: str, code: int) -> str:
     """Return the standard SQLSTATE of an error of a user's trigger; others mostly unchanged.
 
-    ``state``: 72000, Oracle's for many errors, or S0 and the number that SQL Server has as state.
-    ``code``: the database's number of the error.
+    ``state``: Oracle's 72000, which many errors have, or SQL Server's S0 and the state of the
+    error. ``code``: the database's number of the error.
     """
     if state != "72000":
         return "45000" if code >= 50_000 else state  # THROW and RAISERROR

@@ -136,9 +136,9 @@ class JdbcTransaction:
         Commits the name and the rows of the staging table, and drops the staging table of an
         earlier attempt. With keys, rows of the table with the same key are updated, and of several
         rows with one key the last one counts. Raises SinkRejects for rows that do not fit or that
-        the database refuses, TooManyRefused if they are too many, CheckpointInUse if another driver
-        has begun to write, ValueError if the table no longer has a column, JdbcError for other
-        errors of the database.
+        the database refuses, and TooManyRefused if they are too many. Raises CheckpointInUse if
+        another driver has begun to write, and ValueError if the table lacks a column. Raises
+        JdbcError for other errors of the database.
         """
         columns = self.connection.columns(self._names.table)
         what = f"sink {self._batch.sink!r}"
@@ -436,12 +436,13 @@ class JdbcTransaction:
         """Move refused rows that may depend on other rows again, as long as one is moved.
 
         A row may refer to a row behind it, which was not moved when this one was refused.
-        ``of_others``: the numbers of these rows. Moved rows are removed from it and ``refused``.
+        ``of_others``: the numbers of the rows to move. Moved rows are removed from it and from
+        ``refused``.
         """
         is_progress = True
         while is_progress:
             is_progress = False
-            # The last one first: of rows that refer to the next one, all are moved.
+            # The last row first: if each row refers to the next one, one pass moves all.
             for number in sorted(of_others, reverse=True):
                 if self._try_move(wanted, keys, number, number) is None:
                     of_others.remove(number)

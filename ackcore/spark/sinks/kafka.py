@@ -309,9 +309,9 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         """Begin the transaction and send the rows.
 
         Raises SinkRejects if messages are larger than the topic accepts, lack a required key, or
-        have text that cannot be sent unchanged; the transaction is then aborted. Raises
-        DeliveryError if a message is not delivered for another reason, CheckpointForeign if it is
-        unknown whether the micro-batch was sent before.
+        have text that cannot be sent unchanged. The transaction is then aborted. Raises
+        DeliveryError if a message is not delivered for another reason. Raises CheckpointForeign if
+        it is unknown whether the micro-batch was sent before.
         """
         live, messages = transaction.live, transaction.messages
         if live.last is None:

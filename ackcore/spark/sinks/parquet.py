@@ -84,8 +84,8 @@ class ParquetSink(ParquetDirectory):
         """Write the rows to a new directory and rename it ``batch_id=N``, in place of other rows.
 
         If that directory has the same rows, it is kept. Without rows there is no directory. Raises
-        SinkRejects for rows whose times do not fit Spark's types, CheckpointForeign if the sink's
-        directory has another owner, and CheckpointInUse if another driver has taken over.
+        SinkRejects for rows whose times do not fit Spark's types. Raises CheckpointForeign if the
+        sink's directory has another owner, and CheckpointInUse if another driver has taken over.
         """
         self.claim(batch.sink, batch.deployment, batch.checkpoint)
         batch_id, content = batch.batch_id, batch.fingerprint()

@@ -73,9 +73,9 @@ class ParquetObjects(ParquetDirectory):
     def write(self, batch: SinkBatch) -> None:
         """Put a JSON note that names the files, then the files: from tasks, unless they are small.
 
-        Raises SinkRejects for rows whose times do not fit Spark's types, CheckpointForeign if
-        another sink or checkpoint has put a note for this number, and CheckpointInUse if another
-        driver has taken over or put other rows.
+        Raises SinkRejects for rows whose times do not fit Spark's types. Raises CheckpointForeign
+        if another sink or checkpoint has put a note for this number. Raises CheckpointInUse if
+        another driver has taken over or put other rows.
         """
         sizes = [file.size() for file in batch.files]
         small = is_small(batch.rows, sum(sizes))

@@ -103,8 +103,8 @@ def unique_indexes(
 def indexes_of_defaults(connection: Connection, table: str, names: Sequence[str]) -> set[str]:
     """Return the names of the unique indexes of a table in which a row gets only default values.
 
-    All columns of such an index have a default or are an identity, such as a serial number, and are
-    not among ``names``, the stream's columns. Indexes of partitions are among them.
+    Each column of such an index has a default or is an identity, such as a serial number. None is
+    among ``names``, the stream's columns. The indexes of the table's partitions are included.
     """
     found = connection.execute(
         "SELECT relname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
@@ -129,8 +129,9 @@ def session_name(deployment: str, sink: str) -> str:
 def end_others(connection: Connection, name: str, marker: str) -> None:
     """End this user's other connections with an application name that are idle or lock a table.
 
-    ``marker``: the name of that table in SQL, in which a driver locks a row first. Others are left:
-    behind a pooler, a connection may keep the name while it is in a transaction of another program.
+    ``marker``: the name of that table in SQL, in which a driver first locks a row. Other
+    connections are left open: behind a pooler, a connection may keep the application name in a
+    transaction of another program.
     """
     connection.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity a WHERE application_name = %s"
@@ -181,7 +182,7 @@ def where(dsn: str) -> str:
 
 _CONNECTION = (
     "Check that the server runs and can be reached from the driver, that the database exists, and "
-    "that the user may log in; a password may be in dsn or in ~/.pgpass"
+    "that the user may log in. A password may be in dsn or in ~/.pgpass"
 )
 #: Advice by the beginning of an error's SQLSTATE, which a failed connection does not have.
 _WAYS_OUT = {
@@ -324,7 +325,7 @@ def resolve(connection: Connection, table: str, what: str) -> tuple[str, str]:
 def _find(connection: Connection, table: str) -> tuple[str, str] | None:
     """Return schema and name of a table, or None if it does not exist.
 
-    Raises ValueError if its name is none in SQL.
+    Raises ValueError if ``table`` is not a name in SQL.
     """
     try:
         found = connection.execute(

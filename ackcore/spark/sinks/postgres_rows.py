@@ -50,7 +50,8 @@ _OF_SERVER = (
 _SYNTAX = "42601"
 #: The number of rows refused by suspect errors after which the search ends if no row was written.
 _HOPELESS = 64
-#: Class 22, but caused by the format in which ackcore sent the row, or by a sequence at its end.
+#: Errors of class 22 for which no row is at fault: a wrong format in COPY, and a sequence at its
+#: end.
 _OF_NO_ROW = {"22P04", SEQUENCE_ENDED}
 _NOT_NULL, _UNIQUE = "23502", "23505"
 #: A row that a policy forbids, or a user without the right to write; a statement that the table
@@ -59,7 +60,8 @@ _OF_TABLE = ("42501", "0A", "XX000")
 
 #: Batches of rows, each with the number of its first row, from 0.
 Chunks = Iterator[tuple[int, pa.RecordBatch]]
-#: The first row's number, the last one's plus 1, and a function that writes a range within.
+#: The number of the first row, that of the last row plus 1, and a function that writes some of
+#: these rows.
 _Part: TypeAlias = tuple[int, int, Callable[[int, int], None]]
 
 
@@ -238,9 +240,10 @@ class PostgresRows:
     def _is_of_table(self, error: psycopg.Error) -> bool:
         """Return whether the table may have caused an error, and not the values of a row.
 
-        Such errors are violations of a policy, missing rights and features, internal errors, nulls
-        in a column that the stream does not have, or that PostgreSQL does not name, and default
-        values that exist: the sequence of a restored table may be behind its rows.
+        Such errors are violations of a policy, missing rights and features, and internal errors.
+        So are nulls in a column that the stream does not have, or that PostgreSQL does not name. So
+        are default values that the table has already: the sequence of a restored table may be
+        behind its rows.
         """
         is_null = error.sqlstate == _NOT_NULL and error.diag.column_name not in self._names
         if error.sqlstate == _UNIQUE and error.diag.constraint_name in self._of_defaults:
@@ -299,7 +302,7 @@ class PostgresRows:
             is_progress = False
             for start, stop, write in parts():
                 of_others = (n for n, error in refused.items() if _is_of_others(error))
-                # The last one first: of rows that refer to the next one, all are written.
+                # The last row first: if each refers to the next one, one pass writes all.
                 for row in sorted((n for n in of_others if start <= n < stop), reverse=True):
                     replaced = later.get(row)
                     while replaced in refused:

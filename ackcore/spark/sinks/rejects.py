@@ -160,7 +160,8 @@ def _table(rows: Any) -> pa.Table:
 def _reasons(reasons: Reasons, n: int) -> tuple[list[str | BaseException], Int32s]:
     """Return the distinct reasons, and for each of ``n`` rows the index of its reason.
 
-    Raises InvalidRejects if a reason has a wrong type, or a sequence or column has not ``n``.
+    Raises InvalidRejects if a reason has a wrong type, or a sequence or column does not have
+    ``n`` reasons.
     """
     if isinstance(reasons, str | BaseException):
         return [reasons], np.zeros(n, np.int32)

@@ -173,9 +173,9 @@ class TransactionalSink(Sink, Generic[T]):
        another query wrote them, and `CheckpointForeign` is raised.
     4. `write_rows`, `record` and `commit`.
 
-    If the number is smaller than one that this object has committed before, the store has lost that
-    commit, for instance by a failover to a server that did not have it yet. `CheckpointForeign` is
-    then raised once; after the next start, the query continues.
+    If the number is smaller than one that this object has committed or found, the store has lost a
+    commit. For instance, a failover led to a server that did not have the commit yet. Then
+    `CheckpointForeign` is raised once; after the next start, the query continues.
 
     Two drivers must not both commit the same micro-batch. So `read_number` locks the number until
     the transaction ends, or `commit` fails if another transaction changed the number meanwhile.
@@ -242,10 +242,10 @@ class TransactionalSink(Sink, Generic[T]):
             if found is not None and found.number < last < number:
                 raise CheckpointForeign(
                     f"{self!r} has micro-batch {found.number} as the last one of sink "
-                    f"{batch.sink!r}, though this driver has committed micro-batch {last}: another "
-                    "server answers, which did not have that commit at a failover, or the table "
-                    f"was restored from a backup. Rows of the micro-batches up to {last} may be "
-                    "missing. Restore them, or start again to continue without them"
+                    f"{batch.sink!r}, though the sink has committed micro-batch {last}. Either "
+                    "another server answers, which did not have that commit at a failover, or the "
+                    f"table was restored from a backup. Rows of the micro-batches up to {last} may "
+                    "be missing. Restore them, or start again to continue without them"
                 )
             committed[of] = max(last, -1 if found is None else found.number)
             if found is not None and found.number >= number:

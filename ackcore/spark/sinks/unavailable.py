@@ -23,7 +23,8 @@ _SIGNED = re.compile(
     r"(<(AWSAccessKeyId|Signature|StringToSign|CanonicalRequest)(\w*)>).*?(?=</\2\3>|$)", re.DOTALL
 )
 
-#: The SQLSTATE of a sequence that has reached its maximum. No row is at fault, or in the message.
+#: The SQLSTATE of a sequence that has reached its maximum. No row is at fault, and the message
+#: quotes none.
 SEQUENCE_ENDED = "2200H"
 #: PostgreSQL's SQLSTATEs of values that do not fit, and of texts that a type cannot parse.
 _OF_VALUES = ("22", "42601")

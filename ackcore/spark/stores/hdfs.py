@@ -183,7 +183,8 @@ class HdfsStore(FileSystemStore):
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Move a local file to an object. With ``if_absent``, an object that exists is kept.
 
-        Then raises StoreConflict, and keeps the file, if it has over 64 MiB or the object differs.
+        If such an object differs, or the file has over 64 MiB, raises StoreConflict and keeps the
+        file.
         """
 
         def pieces() -> Iterator[bytes]:

@@ -94,7 +94,7 @@ class LocalStore(FileSystemStore):
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Move a local file to an object. With ``if_absent``, an object that exists is kept.
 
-        Then raises StoreConflict, and keeps the file, if the object differs.
+        If such an object differs, raises StoreConflict and keeps the file.
         """
         if if_absent:
             self.put(key, path.read_bytes(), if_absent=True)

@@ -85,9 +85,9 @@ _METADATA = re.compile(r" https?://(?:169\.254\.|metadata)[^/]*/")
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 #: Codes of S3, and of Ceph, for a request that met another one for its object.
 _COLLISION = re.compile("ConditionalRequestConflict|OperationAborted|ConcurrentModification")
-#: The code of S3 for a request whose time is not that of the service, with status 403.
+#: The code of S3, with status 403, for a request whose time differs from the service's.
 _SKEWED = "RequestTimeTooSkewed"
-#: Codes of S3 for temporary credentials that have expired, with status 400.
+#: Codes of S3, with status 400, for temporary credentials that have expired.
 _EXPIRED = re.compile("ExpiredToken|TokenRefreshRequired")
 _AZURE_NAMES = "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN"
 #: The usual environment variables for credentials.
@@ -229,7 +229,8 @@ class ObjectStore:
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Move a local file to an object. With ``if_absent``, an object that exists is kept.
 
-        Then raises StoreConflict, and keeps the file, if it has over 64 MiB or the object differs.
+        If such an object differs, or the file has over 64 MiB, raises StoreConflict and keeps the
+        file.
         """
         checked_key(key)
         size = path.stat().st_size

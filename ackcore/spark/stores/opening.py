@@ -48,8 +48,8 @@ def store_url(url: str, argument: str) -> str:
     """Return a bucket's URL with ``s3`` for ``s3a``, ``abfss`` for ``abfs``, and single slashes.
 
     Raises ValueError if ``url`` is not the URL of a bucket, may hold a secret, or names no path in
-    it or one with ``.``, ``..`` or control characters. ``argument``: the name of the user's
-    argument, for the message.
+    the bucket. Also raises it for a path with ``.``, ``..`` or control characters. ``argument``:
+    the name of the user's argument, for the message.
     """
     found = _URL.match(url)
     if found is None or found[1].lower() not in _BUCKETS:

@@ -154,8 +154,9 @@ class AttemptIsolation:
     def begin(self) -> int:
         """Begin a chunk, and return its number in the task, from 0.
 
-        The first call reads the markers of earlier attempts if ``isolates``, and makes this one's.
-        It waits up to 5 s for earlier attempts that still run, except in a bucket.
+        The first call creates the marker of this attempt. With ``isolates``, it first reads the
+        markers of earlier attempts, and waits up to 5 s for those that still run, except in a
+        bucket.
         """
         if self._file is None:
             self.evidence = Evidence(Counter(dict(self._alone)), set(self._alone))

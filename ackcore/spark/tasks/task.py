@@ -108,8 +108,8 @@ class Task:
     Attributes: ``bolts``: the bolts that process the rows. ``chunks``: the chunks of input that
     rows are anchored to. ``ledger_rows``: the collector of acks and failures. ``outbox``: the rows
     that the task sends. ``tracer``: the collector of traces, or None. ``spilled``: by spout, the
-    file of rows that its source may not return again. ``kept``: if the task has few new
-    rows, the files with copies of them: spout, path, number of rows and of bytes.
+    file of rows that its source may not return again. ``kept``: the files with copies of the new
+    rows, if they are few: spout, path, number of rows and of bytes.
     """
 
     def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
