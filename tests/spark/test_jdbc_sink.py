@@ -412,6 +412,8 @@ def test_a_table_that_went_away_fails_the_sink_until_it_is_back(derby, files):
     derby.execute("DELETE FROM ackcore_jdbc_batches")
     with pytest.raises(JdbcError, match=r"the row of sink 'count' in .*_batches was deleted"):
         sink.write(derby.accepted(files, 1))
+    sink.claim("count", "abc", "/cp")
+    assert sink.write(derby.accepted(files, 1)) is None
 
 
 def taken_over_while(database, files, monkeypatch, step):

@@ -441,6 +441,17 @@ def test_a_sequence_at_its_end_refuses_none(postgres, sink, tmp_path, keys):
     assert words(postgres) == {}
 
 
+def test_a_row_of_the_marker_table_that_was_deleted_is_inserted_again(postgres, sink, files):
+    execute(postgres, "CREATE TABLE words (word text, n bigint)")
+    one = sink(postgres)
+    one.write(accepted(files))
+    execute(postgres, "DELETE FROM ackcore_batches")
+    with pytest.raises(errors.NoDataFound, match="the next attempt inserts it again"):
+        one.write(accepted(files, 1))
+    assert one.write(accepted(files, 1)) is None
+    assert execute(postgres, "SELECT batch_id FROM ackcore_batches") == [(1,)]
+
+
 # -- servers, rights, connections ------------------------------------------------------------------
 
 

@@ -117,17 +117,20 @@ def test_places_are_those_in_the_file(tmp_path):
 
 
 class Returning(TransactionalSink[list]):
-    """A sink that returns its refusal, and whose store has only a number and a content."""
+    """A sink that returns its refusal, and whose store has only a number and a content.
+
+    The name `_committed` is for subclasses such as this one: the base class does not use it.
+    """
 
     def __init__(self):
-        self.rows, self.last = [], None
+        self.rows, self._committed = [], None
 
     @contextlib.contextmanager
     def begin(self, batch):
         yield []
 
     def read_number(self, transaction, batch):
-        return self.last
+        return self._committed
 
     def write_rows(self, transaction, batch):
         refused = []
@@ -140,7 +143,7 @@ class Returning(TransactionalSink[list]):
         transaction.append(written)
 
     def commit(self, transaction):
-        self.last = transaction.pop()
+        self._committed = transaction.pop()
         self.rows += transaction
 
 
@@ -149,7 +152,7 @@ def test_a_refusal_that_a_transactional_sink_returns_rolls_back(tmp_path):
     sink, file = Returning(), row_file(tmp_path, [("a", 1, 1), ("b", 2, 2), ("c", 3, 3)])
     with pytest.raises(SinkRejects, match="no b") as raised:
         sink.write(rows_accepted([file], nonacked=()))
-    assert (sink.rows, sink.last) == ([], None)
+    assert (sink.rows, sink._committed) == ([], None)
     known = file._replace(refused=raised.value.numbers)
     for _ in range(2):
         assert sink.write(rows_accepted([known], nonacked=())) is None

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
@@ -175,13 +175,19 @@ class TransactionalSink(Sink, Generic[T]):
 
     If the number is smaller than one that this object has committed or found, the store has lost a
     commit. For instance, a failover led to a server that did not have the commit yet. Then
-    `CheckpointForeign` is raised once; after the next start, the query continues.
+    `CheckpointForeign` is raised once; after the next start, the query continues. Without a number
+    in the store, it continues at once: a user may have deleted the number.
 
     Two drivers must not both commit the same micro-batch. So `read_number` locks the number until
     the transaction ends, or `commit` fails if another transaction changed the number meanwhile.
 
     The type parameter is the type of transactions. `ackcore.examples.mongo_sink` is an example.
     """
+
+    @cached_property
+    def __committed(self) -> dict[tuple[str, str], int]:
+        """The last micro-batch that this object has committed, by deployment and sink name."""
+        return {}
 
     @abstractmethod
     def begin(self, batch: SinkBatch) -> AbstractContextManager[T]:
@@ -237,15 +243,15 @@ class TransactionalSink(Sink, Generic[T]):
             # A driver that passes this check owned the checkpoint while it held the number's lock,
             # or after it read the version that its commit replaces.
             check_fence()
-            of, committed = (batch.deployment, batch.sink), vars(self).setdefault("_committed", {})
+            of, committed = (batch.deployment, batch.sink), self.__committed
             last = committed.pop(of, -1)
-            if found is not None and found.number < last < number:
+            if found is not None and 0 <= found.number < last < number:
                 raise CheckpointForeign(
                     f"{self!r} has micro-batch {found.number} as the last one of sink "
-                    f"{batch.sink!r}, though the sink has committed micro-batch {last}. Either "
-                    "another server answers, which did not have that commit at a failover, or the "
-                    f"table was restored from a backup. Rows of the micro-batches up to {last} may "
-                    "be missing. Restore them, or start again to continue without them"
+                    f"{batch.sink!r}, though the sink has committed micro-batch {last}. The target "
+                    "has lost commits: a failover to a replica that lagged, or a restored backup. "
+                    f"Rows of the micro-batches up to {last} may be missing. Restore them, or start "
+                    "again to continue without them"
                 )
             committed[of] = max(last, -1 if found is None else found.number)
             if found is not None and found.number >= number:
