@@ -291,6 +291,41 @@ def test_rows_that_need_rows_behind_them_are_refused_only_without_these(derby, t
     assert derby.rows("id") == [(1,), (2,), (3,), (4,)]
 
 
+def test_rows_that_need_rows_behind_them_do_not_count_as_refused_before_these_are_tried(
+    derby, tmp_path, monkeypatch
+):
+    derby.execute(
+        'CREATE TABLE words ("id" INT NOT NULL PRIMARY KEY, "parent" INT CHECK ("parent" < 99))',
+        'ALTER TABLE words ADD FOREIGN KEY ("parent") REFERENCES words',
+    )
+    schema = pa.schema([(name, pa.int32()) for name in ("id", "parent")])
+    monkeypatch.setattr(rejects, "MAX_REFUSED", 2)
+    for number, n in enumerate((15, 50)):
+        rows = [*((n, n + 1, None) for n in range(n)), (n, n, None), (98, 100, None)]
+        batch = derby.accepted([row_file(tmp_path, rows, number, schema=schema)], number)
+        if n == 15:
+            ((_, place),) = written_without_refused(derby.sink(), batch)
+            assert place == n + 1
+            derby.execute('UPDATE words SET "parent" = NULL', "DELETE FROM words")
+        else:  # more than ten times the limit
+            with pytest.raises(TooManyRefused):
+                derby.sink().write(batch)
+            assert derby.rows("id") == []
+
+
+def test_a_row_is_not_refused_for_another_one_whose_place_an_earlier_row_takes(derby, tmp_path):
+    derby.execute(
+        'CREATE TABLE words ("id" INT NOT NULL PRIMARY KEY, "parent" INT)',
+        'ALTER TABLE words ADD FOREIGN KEY ("parent") REFERENCES words',
+    )
+    schema = pa.schema([(name, pa.int32()) for name in ("id", "parent")])
+    rows = [(1, 1, None), (1, 99, None), (2, 1, None)]
+    file = row_file(tmp_path, rows, schema=schema)
+    told = written_without_refused(derby.sink(keys="id"), derby.accepted([file]))
+    assert [place for _, place in told] == [1]
+    assert derby.rows("id, parent") == [(1, 1), (2, 1)]
+
+
 def test_all_rows_of_a_key_that_are_refused_are_found_at_once(derby, tmp_path):
     """Otherwise each call of the sink, with jobs of its own, would find only one of them."""
     derby.execute(

@@ -392,6 +392,49 @@ def test_rows_that_need_rows_behind_them_are_refused_only_without_these(
         ]
 
 
+@pytest.mark.parametrize("keys", [None, "id"])
+def test_rows_that_need_rows_behind_them_do_not_count_as_refused_before_these_are_tried(
+    postgres, sink, tmp_path, monkeypatch, keys
+):
+    execute(postgres, TREE)
+    monkeypatch.setattr(rejects, "MAX_REFUSED", 2)
+    one = sink(postgres, keys=keys)
+    for number, n in enumerate((15, 50)):
+        rows = [(f"{number}-{i}", None, f"{number}-{i + 1}", 1, None) for i in range(n)]
+        rows += [(f"{number}-{n}", None, None, 1, None), ("bad", None, None, 9, None)]
+        batch = accepted([row_file(tmp_path, rows, number, schema=IN_TREE)], number)
+        if n == 15:
+            assert [place for _, place in written_without_refused(one, batch)] == [n + 1]
+        else:  # more than ten times the limit
+            with pytest.raises(TooManyRefused):
+                one.write(batch)
+    assert execute(postgres, "SELECT count(*) FROM words") == [(16,)]
+
+
+FITS = """CREATE FUNCTION fits(n bigint) RETURNS bool LANGUAGE plpgsql AS $$BEGIN
+    IF n > 5 THEN RAISE 'unfit' USING ERRCODE = '23503'; END IF; RETURN true; END$$"""
+
+
+def test_a_row_that_a_domain_refuses_is_not_written_again_with_those_of_the_table(
+    postgres, sink, tmp_path
+):
+    """It is not in the temporary table, from which it would be written without an error."""
+    execute(
+        postgres,
+        FITS,
+        "CREATE DOMAIN few AS bigint CHECK (fits(VALUE))",
+        TREE.replace("n int", "n few"),
+        "INSERT INTO words VALUES ('k2', 'x')",
+    )
+    # The first row must be written after the last one.
+    rows = [("k1", "x", None, 1, None), ("k3", "u", None, 6, None), ("k2", "z", None, 1, None)]
+    file = row_file(tmp_path, rows, schema=IN_TREE)
+    told = written_without_refused(sink(postgres, keys="id"), accepted([file]))
+    assert [place for _, place in told] == [1]
+    found = execute(postgres, "SELECT id, mail FROM words ORDER BY id")
+    assert found == [("k1", "x"), ("k2", "z")]
+
+
 def test_the_last_row_of_a_key_is_kept_if_another_must_be_written_first(postgres, sink, tmp_path):
     """The last row of k1 has the address that k3 gives up, so k3 must be written before it."""
     execute(postgres, TREE, "INSERT INTO words VALUES ('k2', 'x'), ('k3', 'y')")

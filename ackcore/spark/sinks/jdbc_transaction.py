@@ -125,6 +125,7 @@ class JdbcTransaction:
         self._named: str | None = None
         self._is_staging = False  # whether the marker table names the staging table of this attempt
         self._any_moved = False  # whether any row is in the table
+        self._aside = 0  # the number of staged rows that `_put_aside` has put aside
         #: The columns that the stream does not have; True if the column is NOT NULL.
         self._others: dict[str, bool] = {}
         where = f"sink {batch.sink!r}, table {names.table},"
@@ -264,7 +265,7 @@ class JdbcTransaction:
             low, high, why = parts.pop()
             if high - low == 1:
                 refused[int(numbers[low])] = why
-                self._check(refused)
+                self._check(refused, 0)
                 continue
             middle = (low + high) // 2
             for start, stop in ((middle, high), (low, middle)):
@@ -346,7 +347,7 @@ class JdbcTransaction:
         """
         row = self.connection.quoted(_ROW)
         # DISTINCT: otherwise MySQL merges the subquery into the UPDATE and refuses the result.
-        self.connection.execute(
+        self._aside = self.connection.execute(
             f"UPDATE {self._staging} SET {row} = -1 - {row} WHERE {row} IN (SELECT d.{row} FROM"
             f" (SELECT DISTINCT a.{row} FROM {self._staging} a, {self._staging} b"
             f" WHERE {_equal('a', 'b', keys)} AND b.{row} > a.{row}) d)"
@@ -358,6 +359,8 @@ class JdbcTransaction:
         That is the last row with its key that was put aside. If there is none, return None and
         delete nothing.
         """
+        if not self._aside:
+            return None
         row, stage = self.connection.quoted(_ROW), self._staging
         (found,) = self.connection.row(
             f"SELECT MIN(b.{row}) FROM {stage} a, {stage} b WHERE {_equal('a', 'b', keys)}"
@@ -366,6 +369,7 @@ class JdbcTransaction:
         ) or [None]
         if found is None:
             return None
+        self._aside -= 1
         earlier = -1 - int(found)
         self.connection.execute(f"DELETE FROM {stage} WHERE {row} = ?", number)
         self.connection.execute(
@@ -387,38 +391,46 @@ class JdbcTransaction:
         refused: dict[int, JdbcError] = {}
         raised = 0
         pending: list[tuple[int, int, JdbcError | None]] = [(0, len(numbers), error)]
-        of_others: list[int] = []
+        of_others: set[int] = set()  # refused rows that may be moved once other rows are
+        alone: set[int] = set()  # refused rows without an earlier row that may take their place
+        is_progress = False  # whether a row was moved since `of_others` was tried again
 
         def try_earlier(number: int) -> None:
-            earlier = self._earlier(number, keys) if keys else None
-            if earlier is not None:
+            earlier = self._earlier(number, keys)
+            if earlier is None:
+                alone.add(number)
+            else:
+                of_others.discard(number)
                 at = int(np.searchsorted(numbers, earlier))
                 pending.append((at, at + 1, None))
 
         while pending:
             start, stop, why = pending.pop()
             why = why or self._try_move(wanted, keys, *numbers[[start, stop - 1]].tolist())
+            is_progress = is_progress or why is None
             if why is not None and stop - start == 1:
                 number = int(numbers[start])
                 refused[number] = why
                 raised += why.is_raised
                 if raised >= _HOPELESS and not self._any_moved:
                     raise error
-                self._check(refused)
                 if why.sqlstate in OF_OTHERS:
-                    of_others.append(number)
+                    of_others.add(number)
                 else:
                     try_earlier(number)
+                self._check(refused, len(of_others))
             elif why is not None:
                 middle = (start + stop) // 2
                 pending += [(middle, stop, None), (start, middle, None)]
             if not pending:
-                self._move_again(wanted, keys, of_others, refused)
-                for number in of_others:
+                if is_progress:
+                    self._move_again(wanted, keys, of_others, refused)
+                    is_progress = False
+                for number in sorted(of_others - alone):
                     try_earlier(number)
-                of_others.clear()
         if not refused:
             return
+        self._check(refused, 0)
         of_null = any(why.sqlstate in _OF_NULL for why in refused.values())
         of_null = of_null and any(self._others.values())
         if not self._any_moved and (of_null or (raised and len(refused) > 1)):
@@ -430,7 +442,7 @@ class JdbcTransaction:
         self,
         wanted: dict[str, str],
         keys: list[str],
-        of_others: list[int],
+        of_others: set[int],
         refused: dict[int, JdbcError],
     ) -> None:
         """Move refused rows that may depend on other rows again, as long as one is moved.

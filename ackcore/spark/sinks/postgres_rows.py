@@ -69,7 +69,7 @@ class PostgresRows:
     """The writer of one micro-batch's rows.
 
     ``connection``: a connection with an open transaction. ``table``: the table's name in SQL.
-    ``keys``: the key columns. ``check``: raises if too many rows are refused.
+    ``keys``: the key columns. ``check``: raises if too many rows are refused; see `check_refused`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PostgresRows:
         table: str,
         keys: Sequence[str],
         batch: SinkBatch,
-        check: Callable[[dict[int, psycopg.Error]], None],
+        check: Callable[[dict[int, psycopg.Error], int], None],
     ) -> None:
         self._connection, self._table, self._keys = connection, table, keys
         self._batch, self._check = batch, check
@@ -90,6 +90,8 @@ class PostgresRows:
         self._takes_copy = takes_copy(connection, table)
         #: The errors of refused rows, by row number.
         self._refused: dict[int, psycopg.Error] = {}
+        #: The numbers of refused rows that may be written once other rows are.
+        self._waiting: set[int] = set()
         #: Whether any row was written into the table, or into the temporary table.
         self._any_written = False
 
@@ -150,7 +152,7 @@ class PostgresRows:
                 yield first, first + len(chunk), write
 
         for start, stop, write in parts():
-            self._bisect(start, stop, write)
+            self._bisect(start, stop, write, waits=not numbered)
             rows = stop
         self._write_again(parts)
         return rows
@@ -257,6 +259,8 @@ class PostgresRows:
         write: Callable[[int, int], None],
         absent: Sequence[int] = (),
         error: psycopg.Error | None = None,
+        *,
+        waits: bool = True,
     ) -> None:
         """Write rows by bisection, in their order, and add the refused ones to `_refused`.
 
@@ -265,7 +269,7 @@ class PostgresRows:
 
         ``start``, ``stop``: the range of row numbers. ``write``: writes such a range. ``absent``:
         the sorted numbers of rows that it cannot write. ``error``: the error of the whole range, or
-        None if it was not tried.
+        None if it was not tried. ``waits``: whether refused rows may depend on other rows.
         """
         pending: list[tuple[int, int, psycopg.Error | None]] = [(start, stop, error)]
         suspects = 0
@@ -283,38 +287,38 @@ class PostgresRows:
                 if suspects >= _HOPELESS and not self._any_written:
                     raise error
                 self._refused[start] = error
-                self._check(self._refused)
+                if waits and error.sqlstate in OF_OTHERS:
+                    self._waiting.add(start)
+                self._check(self._refused, len(self._waiting))
             else:
                 middle = (start + stop) // 2
                 pending += [(middle, stop, None), (start, middle, None)]
 
     def _write_again(self, parts: Callable[[], Iterator[_Part]], own: str = "") -> None:
-        """Write refused rows again, as long as one is written, if they may depend on other rows.
+        """Write the rows in `_waiting` again, as long as one is written.
 
         A row may refer to a row behind it, which was not written when this one was refused.
         ``parts``: returns the parts with all rows. ``own``: the expressions of a row's key, if a
         row replaces an earlier one with its key.
         """
-        refused = self._refused
-        is_progress = any(map(_is_of_others, refused.values()))
+        refused, waiting = self._refused, self._waiting
+        is_progress = bool(waiting)
         later = self._next_of_keys(own) if own and is_progress else {}
         while is_progress:
             is_progress = False
             for start, stop, write in parts():
-                of_others = (n for n, error in refused.items() if _is_of_others(error))
                 # The last row first: if each refers to the next one, one pass writes all.
-                for row in sorted((n for n in of_others if start <= n < stop), reverse=True):
+                for row in sorted((n for n in waiting if start <= n < stop), reverse=True):
                     replaced = later.get(row)
                     while replaced in refused:
                         replaced = later.get(replaced)
                     again = partial(write, row, row + 1)
                     if replaced is not None or self._try_write(again) is None:
                         del refused[row]
+                        waiting.remove(row)
                         is_progress = True
-
-
-def _is_of_others(error: psycopg.Error) -> bool:
-    return error.sqlstate in OF_OTHERS
+        waiting.clear()
+        self._check(refused, 0)
 
 
 def _chunks_of(batch: SinkBatch) -> Chunks:

@@ -66,14 +66,19 @@ def too_many_refused(where: str, batch_id: int, first: BaseException, left: str)
 
 
 def check_refused(
-    where: str, batch_id: int, without_values: Callable[[E], BaseException], refused: dict[int, E]
+    where: str,
+    batch_id: int,
+    without_values: Callable[[E], BaseException],
+    refused: dict[int, E],
+    waiting: int,
 ) -> None:
     """Raise `TooManyRefused` if a database has refused more than `MAX_REFUSED` rows.
 
     ``where``: the sink and its table. ``without_values``: returns an error without values of rows.
-    ``refused``: the errors by row number.
+    ``refused``: the errors by row number. ``waiting``: the number of these rows that will be tried
+    again after all others. They do not count, unless they are more than ten times `MAX_REFUSED`.
     """
-    if len(refused) > MAX_REFUSED:
+    if len(refused) - waiting > MAX_REFUSED or waiting > 10 * MAX_REFUSED:
         first = without_values(next(iter(refused.values())))
         raise too_many_refused(where, batch_id, first, "Nothing of the micro-batch is written")
 
