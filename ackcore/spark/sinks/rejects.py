@@ -37,8 +37,9 @@ class InvalidRejects(TypeError, ValueError):
 MAX_REFUSED = 10_000
 
 #: SQLSTATEs of constraints that depend on other rows: foreign keys, unique indexes, exclusion
-#: constraints. MySQL, Oracle and others have one for all constraints.
-OF_OTHERS = ("23000", "23503", "23505", "23P01")
+#: constraints. MySQL, Oracle and others have one for all constraints; 23506 is H2's for a missing
+#: parent row.
+OF_OTHERS = ("23000", "23503", "23505", "23506", "23P01")
 
 
 class TooManyRefused(RuntimeError):
