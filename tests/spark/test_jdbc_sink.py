@@ -133,9 +133,10 @@ def test_errors_of_triggers_are_known_in_each_database(
     assert (raised.value.sqlstate, raised.value.is_raised) == (becomes, is_raised)
 
 
-def test_a_trigger_that_has_ended_the_transaction_is_named():
-    """SQL Server's THROW in a trigger ends the transaction, and with it the savepoint."""
-    ended, raised = JdbcError("no savepoint", "S0001"), JdbcError("no such word", "45000")
+@pytest.mark.parametrize(("state", "says"), [("45000", "no such word"), ("23505", "no savepoint")])
+def test_a_trigger_that_has_ended_the_transaction_is_named(state, says):
+    """SQL Server's THROW ends the transaction; after a violation, the connection may be lost."""
+    ended, raised = JdbcError("no savepoint", "08006"), JdbcError("no such word", state)
 
     def fails(error):
         raise error
@@ -145,7 +146,7 @@ def test_a_trigger_that_has_ended_the_transaction_is_named():
         can_save=True, save=lambda: "s", rollback=lambda saved: fails(ended)
     )
     transaction._move_some = lambda *arguments: fails(raised)
-    with pytest.raises(JdbcError, match="no such word"):
+    with pytest.raises(JdbcError, match=says):
         transaction._try_move({}, [], 0, 1)
 
 

@@ -476,7 +476,10 @@ class JdbcTransaction:
                 raise
             try:
                 self.connection.rollback(saved)
-            except JdbcError:  # a trigger has ended the transaction, as SQL Server's THROW does
+            except JdbcError:
+                if not error.is_raised:
+                    raise
+                # A trigger has ended the transaction, as SQL Server's THROW does.
                 raise error from None
             return error
         self._any_moved = self._any_moved or moved > 0
