@@ -88,6 +88,8 @@ def test_a_password_is_not_shown():
     ("table", "arguments", "says"),
     [
         ("Shop", {}, "shop.orders, or put its name in double quotes, as it has capitals"),
+        ('"Shop"', {}, "give its schema, as in shop.orders$"),
+        ("a.b.c", {}, r"table and marker must be names of tables in SQL, .* got 'a\.b\.c' \("),
         ("a.b.c.d", {}, r"table and marker must be names of tables in SQL, .* got 'a\.b\.c\.d' \("),
         ("words", {}, r"sink 'count': table words does not exist in database 'db\d+' for user"),
         (

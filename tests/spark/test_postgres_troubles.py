@@ -550,6 +550,16 @@ def test_a_server_that_answers_is_not_said_to_be_away(error, says):
         raise error("no")
 
 
+def test_a_transaction_timeout_is_named_in_each_psycopg(postgres, sink, tmp_path, monkeypatch):
+    """PostgreSQL has it since 17; psycopg 3.2.1 has no class for it."""
+    monkeypatch.delitem(errors._sqlcodes, "25P04", raising=False)
+    execute(postgres, PLAIN, BEFORE.format(FAILS.format("25P04")), LOOKS)
+    batch = accepted([row_file(tmp_path, [("b", 9, None)])])
+    says = "sink 'count', table words at .* InternalError: no. Set a longer transaction_timeout"
+    with pytest.raises(SinkUnavailable, match=says):
+        sink(postgres).write(batch)
+
+
 @pytest.mark.parametrize(
     ("statement", "says"),
     [

@@ -240,7 +240,9 @@ def _without_values_of(error: psycopg.Error) -> psycopg.Error:
     if about.message_primary is None:
         return error  # an error of the connection or of psycopg
     said = shown_message(error.sqlstate or "", about.message_primary, about.context)
-    return type(error)(f"{said}\nHINT:  {about.message_hint}" if about.message_hint else said)
+    new = type(error)(f"{said}\nHINT:  {about.message_hint}" if about.message_hint else said)
+    new.sqlstate = error.sqlstate  # psycopg's class may not have it
+    return new
 
 
 def _shown(error: psycopg.Error) -> psycopg.Error:
