@@ -92,14 +92,20 @@ def to_jdbc(
 
     Notes
     -----
-    A row that violates a constraint, or has a value that does not fit its column, is refused: its
-    record becomes a dead letter with the database's error, and the other rows are written. More
-    than 10,000 refused rows in a micro-batch end the query (`TooManyRefused`), and none of its rows
-    is written. In a database without savepoints, a violated constraint fails the whole micro-batch.
+    A row is refused in these cases. Its record becomes a dead letter with the database's error, and
+    the other rows are written.
 
-    A row for which a trigger raises an error is refused, too (SQLSTATE 45000, Oracle's
-    raise_application_error, SQL Server's RAISERROR and THROW). But the whole micro-batch fails if
-    the trigger ends the transaction, or if there are several rows and none can be written.
+    - It has a value that does not fit its column.
+    - It violates a constraint.
+    - A trigger raises an error for it: SQLSTATE 45000, Oracle's raise_application_error, or SQL
+      Server's RAISERROR.
+
+    The whole micro-batch fails in these cases, and none of its rows is written.
+
+    - A trigger raises errors for all of several rows.
+    - A trigger ends the transaction, as with SQL Server's THROW.
+    - A constraint is violated, or a trigger raises an error, in a database without savepoints.
+    - More than 10,000 rows are refused: `TooManyRefused` ends the query.
 
     The user must be able to create and drop tables in the schema of `table`.
     """

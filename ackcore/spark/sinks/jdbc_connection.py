@@ -136,7 +136,9 @@ class Server:
 
 
 def _standard_state(state: str, code: int) -> str:
-    """Return the standard SQLSTATE of an error of a user's trigger; others mostly unchanged.
+    """Return the standard SQLSTATE for an error of a user's trigger or a too long value.
+
+    Return ``state`` for other errors.
 
     ``state``: Oracle's 72000, which many errors have, or SQL Server's S0 and the state of the
     error. ``code``: the database's number of the error.
