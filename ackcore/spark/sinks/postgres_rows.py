@@ -311,7 +311,8 @@ class PostgresRows:
                 for row in sorted((n for n in waiting if start <= n < stop), reverse=True):
                     replaced = later.get(row)
                     while replaced in refused:
-                        replaced = later.get(replaced)
+                        # A waiting row was tried before this one, and no row behind it is written.
+                        replaced = None if replaced in waiting else later.get(replaced)
                     again = partial(write, row, row + 1)
                     if replaced is not None or self._try_write(again) is None:
                         del refused[row]
