@@ -129,8 +129,7 @@ def marked_final() -> Iterator[None]:
 
 
 def is_marked_final(error: BaseException) -> bool:
-    """Return whether an exception is marked as final, or was raised from, or during the handling
-    of, a marked one.
+    """Return whether an exception, or one in its chain of causes and contexts, is marked as final.
 
     So an error stays final if a user's ``except Exception`` turns it into a `Retry`.
     """

@@ -275,12 +275,11 @@ class Http(Target):
                     connection = await _accepted(
                         socket.socket(family, kind, protocol), address, part_s
                     )
-                except OSError as error:
-                    errors.append(error)
-                else:
                     return await asyncio.open_connection(
                         sock=connection, ssl=self._ssl, server_hostname=self._host_of_tls
                     )
+                except OSError as error:
+                    errors.append(error)
         if all(isinstance(error, TimeoutError) for error in errors):
             raise TimeoutError
         raise OSError("; ".join(dict.fromkeys(map(str, errors))))

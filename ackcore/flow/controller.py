@@ -291,6 +291,7 @@ class FlowController:
         bool
             Whether the lease was outstanding. False if it was answered before or had timed out;
             nothing changes then.
+
         Raises
         ------
         TypeError, ValueError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -156,37 +155,50 @@ def check_places(topology: Topology, places: Mapping[str, str | None]) -> None:
             continue
         for other, (writer, outer) in own.items():
             inner = below(place, outer)
-            if other != argument and inner is not None and not is_hidden(inner):
-                raise _misplaced(argument, place, f"{writer!r}, whose readers would take")
+            if other == argument or inner is None or is_hidden(inner):
+                continue
+            if inner or argument in places:  # several sinks may write to one table
+                of_delta = isinstance(writer, DeltaSink)
+                why = "VACUUM would delete its files" if of_delta else _TAKEN.format("readers")
+                raise _misplaced(argument, place, writer, why)
         for name, spout in topology.spouts.items():
             names = _names_in(argument, place)
             if spout.kind == "files" and spout.source.reads_in(place, names):
-                raise _misplaced(argument, place, f"{spout.source!r} of {name!r}, which would take")
+                raise _misplaced(argument, place, spout.source, _TAKEN.format(f"spout {name!r}"))
+
+
+_TAKEN = "{} would take its files for rows"
 
 
 def _directory_of(writer: Any) -> str | None:
     """Return the absolute path or the URL of the directory of a sink's table; None for others."""
-    place = writer.path if isinstance(writer, DeltaSink) else getattr(writer, "own_place", None)
-    if not isinstance(place, str):
+    if not isinstance(writer, DeltaSink):
+        place = getattr(writer, "own_place", None)
+        return place if isinstance(place, str) else None
+    try:
+        return place_of(writer.path, "path")
+    except ValueError:  # a URL of another kind
         return None
-    return place.rstrip("/") if "://" in place else os.path.abspath(place)
 
 
 def _names_in(argument: str, place: str) -> Sequence[str]:
     """Return examples of the names that files have in a place, of all kinds of files."""
     if argument.startswith("path of sink"):
         return ("part-0.parquet",)
-    records = ["head.json", "index.json"] if "://" in place else ["lock", "000000000001.version"]
+    if argument == "spark_checkpoint":
+        return ("0", "metadata")
+    in_bucket = "://" in place and not place.startswith("hdfs:")
+    records = ["head.json", "index.json"] if in_bucket else ["lock", "000000000001.version"]
     if argument == "checkpoint" and "://" not in place:
         records.append("progress.jsonl")
     return (*records, "0.arrow", "0.parquet")
 
 
-def _misplaced(argument: str, place: str, why: str) -> ValueError:
+def _misplaced(argument: str, place: str, outer: object, why: str) -> ValueError:
     hidden = "" if argument.startswith("path of") else ", or one whose name begins with _"
     return ValueError(
-        f"{argument} must not lie in {why} its files for rows, got {place!r}; choose a place "
-        f"beside it{hidden}"
+        f"{argument} must not lie in {outer!r}: {why}, got {place!r}; choose a place beside it"
+        f"{hidden}"
     )
 
 

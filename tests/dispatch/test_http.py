@@ -7,6 +7,7 @@ import socket
 from array import array
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from urllib.parse import urlsplit
 
 import pytest
 from scripted import turns
@@ -453,6 +454,29 @@ def test_an_address_that_hangs_keeps_no_call_from_the_next(monkeypatch):
         ("fe80::1", (0, 1)),
         ("127.0.0.1", ()),
     ]
+
+
+def test_an_address_that_fails_after_it_accepted_keeps_no_call_from_the_next(monkeypatch):
+    connect, tried = asyncio.open_connection, []
+
+    async def shaken(sock, **more):
+        tried.append(sock)
+        if len(tried) == 1:
+            sock.close()
+            raise ConnectionResetError("reset in the handshake")
+        return await connect(sock=sock, **more)
+
+    async def main():
+        async with Server() as server:
+            at = socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", urlsplit(server.url).port)
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [at, at])
+            monkeypatch.setattr(asyncio, "open_connection", shaken)
+            http = Http(server.url)
+            await http.call("a")
+            await http.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert len(tried) == 2
 
 
 @pytest.mark.parametrize("encoded", ["text", array("f", [1.0]), None, 3])

@@ -170,6 +170,15 @@ def test_a_condition_may_name_a_column_of_a_source_without_letters(spark, checkp
     assert replay(checkpoint, spark, where="spout = 'clicks' and payload.n > 3").records == {}
 
 
+def test_a_condition_is_not_ambiguous_because_another_source_has_the_name_in_capitals(
+    spark, checkpoint
+):
+    upper = pa.schema([("VALUE", pa.string())])
+    letters = opened(checkpoint, {"lines": VALUE, "clicks": upper})
+    letters.write(0, {"lines": of(0, value=["a", "b"])})
+    assert replay(checkpoint, spark, where="payload.value = 'a'").records == {"lines": 1}
+
+
 def test_a_job_that_fails_for_another_reason_is_not_a_wrong_condition(spark, checkpoint):
     opened(checkpoint, SOURCES).write(0, {"lines": died(0, 2)})
     store = store_of(checkpoint)

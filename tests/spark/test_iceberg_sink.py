@@ -448,7 +448,7 @@ def test_a_table_that_was_partitioned_by_a_dropped_column_is_refused(lake):
         update.remove_field("k")
     with table(lake, "shop.parts").update_schema() as update:
         update.delete_column("k")
-    with pytest.raises(ValueError, match="parts is partitioned by 'k', which the stream does not"):
+    with pytest.raises(ValueError, match="parts has the partition 'k' of a dropped column"):
         check_sink("count", to_iceberg("shop.parts", lake), pa.schema([("n", pa.int64())]))
 
 

@@ -355,6 +355,8 @@ def test_places_whose_files_would_be_read_as_rows_are_refused(sink, other, refus
     [
         ("*.json", "checkpoint", "s3://b/in/cp", True),
         ("*.json", "checkpoint", "/d/in/cp", False),
+        ("*.json", "checkpoint", "hdfs://h:1/in/cp", False),
+        ("*.parquet", "spark_checkpoint", "/d/in/cp", False),
         ("*.jsonl", "checkpoint", "/d/in/cp", True),
         ("*.jsonl", "dead_letters", "/d/in/dead", False),
         ("*.parquet", "dead_letters", "/d/in/dead", True),
@@ -363,7 +365,7 @@ def test_places_whose_files_would_be_read_as_rows_are_refused(sink, other, refus
     ],
 )
 def test_a_place_is_refused_only_if_the_glob_takes_files_of_its_kind(glob, argument, place, reads):
-    root = "s3://b/in" if "://" in place else "/d/in"
+    root = place[: place.index("/in/") + 3]
     spout = FileSpout(root, "text", glob=glob)
     assert spout.reads_in(place, _names_in(argument, place)) is reads
 
@@ -375,13 +377,26 @@ def test_a_checkpoint_in_a_delta_table_is_refused():
     topology.sink("lines", to_delta("/d/table"))
     with pytest.raises(ValueError, match=r"checkpoint must not lie in to_delta\('/d/table'\)"):
         check_places(topology.build(), {"checkpoint": "/d/table/cp"})
+    topology.sink("lines", to_delta("/d/table"), name="again")
+    check_places(topology.build(), {"checkpoint": "/d/cp"})
+
+
+@pytest.mark.parametrize(
+    ("table", "checkpoint"), [("s3a://b/t", "s3://b/t/cp"), ("file:///d/t", "/d/t/cp")]
+)
+def test_a_place_in_a_delta_table_is_found_in_each_form_of_its_url(table, checkpoint):
+    topology = TopologyBuilder()
+    topology.spout("lines", FileSpout("/d/in", "text"))
+    topology.sink("lines", to_delta(table))
+    with pytest.raises(ValueError, match=": VACUUM would delete its files, got"):
+        check_places(topology.build(), {"checkpoint": checkpoint})
 
 
 def test_a_checkpoint_in_the_directory_of_a_sink_is_refused_at_the_start(spark, tmp_path):
     topology = in_line({"numbers": spark.range(1)}, to_parquet(tmp_path))
     for place in ({}, {"dead_letters": tmp_path / "dead"}):
         checkpoint = tmp_path.parent / "cp" if place else tmp_path / "cp"
-        with pytest.raises(ValueError, match=r"whose readers would take its files for rows, got"):
+        with pytest.raises(ValueError, match=r": readers would take its files for rows, got"):
             run_batch(topology, spark, checkpoint, **place)
         assert not checkpoint.exists()
     assert not [*tmp_path.iterdir()]

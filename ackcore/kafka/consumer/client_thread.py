@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
@@ -74,13 +75,13 @@ class ClientThread(threading.Thread):
         self._next_commit_ms = self._next_repeat_ms = 0
         self._asked = False  # whether a commit was requested before its time
         self._dead_letters = dead_letters_of(settings)
-        try:
-            self._client = make_client(settings, self._commits.answered)
-            self._topics = TopicWatch(settings, now_ms())
-        except BaseException:
+        with ExitStack() as opened:  # else the garbage collector would close them
             if self._dead_letters is not None:
-                self._dead_letters.close()  # else the garbage collector would close it
-            raise
+                opened.callback(self._dead_letters.close)
+            self._client = make_client(settings, self._commits.answered)
+            opened.callback(self._client.close)
+            self._topics = TopicWatch(settings, now_ms())
+            opened.pop_all()
         #: The ids that topics had when they were last read.
         self._seen: dict[str, str] = {}
         self._reading = PartitionReading(self._client, settings, held, changed, self._topics.ids)

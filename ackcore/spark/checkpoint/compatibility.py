@@ -322,9 +322,7 @@ def check_sinks(
     for (component, stream), rows in (+left).items():
         if (component, stream) not in had - has:
             continue
-        # With dedup, the sinks of a spout read its hidden bolt.
-        name = f"{component.removesuffix(DEDUP)!r}"
-        name += "" if stream == DEFAULT_STREAM else f", stream {stream!r}"
+        name = _stream_title(component, stream)
         sinks = "all its sinks" if has[component, stream] else "a sink"
         is_there = component in structures[1]["bolts"] | structures[1]["spouts"]
         raise CheckpointForeign(
@@ -353,11 +351,18 @@ def _refuse_moved_sinks(
         was, now = tuple(before[name]), tuple(after[name])
         if was != now and (has_rows(was) or has_rows(now)):
             raise CheckpointForeign(
-                f"{root}: sink {name!r} read {'/'.join(was)}, and reads {'/'.join(now)} now. "
+                f"{root}: sink {name!r} read {_stream_title(*was)} before, and reads "
+                f"{_stream_title(*now)} now. "
                 f"Micro-batch {number} was decided before and is not finished, and its rows would "
                 "go to the wrong sink. Run the former topology until it has finished the "
                 "micro-batch, then change it"
             )
+
+
+def _stream_title(component: str, stream: str) -> str:
+    # With dedup, the sinks of a spout read its hidden bolt.
+    name = f"{component.removesuffix(DEDUP)!r}"
+    return name if stream == DEFAULT_STREAM else f"{name}, stream {stream!r}"
 
 
 def _way_out(conditions: Sequence[str], text: str) -> str:

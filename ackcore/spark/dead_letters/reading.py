@@ -229,7 +229,8 @@ def matching_rows(
         _check_condition(session, others.values(), where)
     for kind, frame in zip(kinds, frames, strict=True):
         own = payload_of(frame.schema)
-        absent = [field for name, field in others.items() if name not in own.names]
+        names = {name.lower() for name in own.names}  # Spark takes id and ID for one column
+        absent = [field for name, field in others.items() if name.lower() not in names]
         whole = conformed(frame, T.StructType([*own, *absent]))
         paths = {file.path.name: file.path for file in kind.files}
         try:

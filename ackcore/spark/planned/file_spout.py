@@ -57,7 +57,7 @@ class FileSpout(DividedSource):
         A directory that driver and workers share, or the URL of a place in a bucket
         (``s3://bucket/place``) or in HDFS (``hdfs://host:8020/place``). Subdirectories are read,
         too, so the checkpoint, the dead letters and sinks must be elsewhere, or below a name that
-        begins with an underscore.
+        begins with an underscore, unless ``glob`` leaves out their files.
     format : {"text", "json", "csv", "parquet"}
         The format: lines of text, a JSON object in each line, CSV with a header, or Parquet. Text
         formats may be compressed, shown by the suffix ``.gz``, ``.bz2``, ``.zst``, ``.lz4`` or

@@ -425,8 +425,9 @@ def _check_schema(path: str, schema: pa.Schema) -> list[str]:
         got = fields[0].type
         if not (is_text(got) if name == "reason" else got == expected):
             other, cast = "cast it when the file is written", "..."
-            if name == "ts_ms" and pa.types.is_temporal(got):  # a cast gives seconds, or its unit
-                other, cast = "write it as milliseconds", '"ts_ms", unix_millis("ts_ms")'
+            if name == "ts_ms" and pa.types.is_timestamp(got):  # a cast gives seconds, or its unit
+                other = "write it as milliseconds"
+                cast = '"ts_ms", unix_millis(col("ts_ms").cast("timestamp"))'
             raise TypeError(
                 f"{path}: column {name} must be {expected}, got {got}; {other}, or use "
                 f"settle(spark.read.parquet(...).withColumn({cast}))"

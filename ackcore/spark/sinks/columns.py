@@ -206,9 +206,9 @@ def _numbered_keys(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) -> None:
     """Raise `SinkRejects` for rows with values that the table's columns cannot take.
 
-    Such values are nulls in columns, lists and maps without nulls, and text that is not UTF-8. So
-    are values that a cast to the column's type would change; floats may be rounded. Rows are read
-    only if a column may have such values.
+    Such values are nulls where the table's column, list or map allows none, and text that is not
+    UTF-8. So are values that a cast to the column's type would change; floats may be rounded. Rows
+    are read only if a column may have such values.
 
     ``columns``: the table's columns. Columns that the stream does not have are ignored.
     ``is_limited``: returns True for a type of dates or times whose values the table takes only from

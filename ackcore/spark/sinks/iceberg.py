@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from functools import partial
-from io import StringIO
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
@@ -197,7 +196,12 @@ class IcebergSink(TransactionalSink["Transaction"]):
             ) from None
         self._check_columns(what, schema, there)
         for part in table.spec().fields:
-            source = there.find_column_name(part.source_id) or part.name  # it may be dropped
+            source = there.find_column_name(part.source_id)
+            if source is None:
+                raise ValueError(
+                    f"{what}: table {self.table} has the partition {part.name!r} of a dropped "
+                    "column, which pyiceberg cannot write; create the table anew"
+                )
             if not _path(schema, source):
                 raise ValueError(
                     f"{what}: table {self.table} is partitioned by {source!r}, which the stream "
@@ -227,8 +231,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         for have in stream.fields:
             want = there.find_field(have.field_id)
             try:
-                with contextlib.redirect_stdout(StringIO()):  # pyiceberg prints the columns, too
-                    _check_schema_compatible(Schema(want), Schema(have))
+                _check_schema_compatible(Schema(want), Schema(have))
             except ValueError:
                 raise uncastable(
                     what, have.name, f"table {self.table}", want.field_type, have.field_type
@@ -496,8 +499,8 @@ def _partition_checks(metadata: Any, schema: pa.Schema) -> Iterator[Unfit]:
     switches = ("enabled", "partitioned-paths")
     layout = [properties.get(f"write.object-storage.{one}") for one in switches]
     for part in metadata.spec().fields:
-        name = there.find_column_name(part.source_id) or part.name
-        if not (path := _path(schema, name)):
+        name = there.find_column_name(part.source_id)
+        if name is None or not (path := _path(schema, name)):
             continue
         field, kind, transform = path[-1], there.find_type(part.source_id), part.transform
         if pa.types.is_decimal(field.type) and hasattr(transform, "width"):

@@ -104,8 +104,8 @@ class PostgresRows:
         """Write the rows; return the errors of refused rows, by index among the batch's rows.
 
         The index counts the rows of `SinkBatch.record_batches`, from 0. Raises errors for which no
-        row is at fault, and those of ``check``. If no row could be written, also raises an error
-        that the table may have caused.
+        row is at fault, and those of ``check``. Also raises a violation by default values, and, if
+        no row could be written, any other error that the table may have caused.
         """
         # A deferred constraint would refuse the whole micro-batch at its end.
         self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -119,7 +119,11 @@ class PostgresRows:
             )
             copy = f"COPY {_STAGE} ({self._named}, {_ROW}) FROM STDIN (FORMAT csv)"
             self._merge_all(self._copy_all(copy, numbered=True))
-        for error in () if self._any_written else self._refused.values():
+        for error in self._refused.values():
+            if self._is_of_default(error):
+                raise error  # the next attempt takes further numbers of the sequence
+            if self._any_written:
+                continue
             if self._is_of_table(error) or (self._is_suspect(error) and len(self._refused) > 1):
                 raise error  # perhaps a trigger of the whole table: no row is at fault
         return self._refused
@@ -248,9 +252,12 @@ class PostgresRows:
         behind its rows.
         """
         is_null = error.sqlstate == _NOT_NULL and error.diag.column_name not in self._names
-        if error.sqlstate == _UNIQUE and error.diag.constraint_name in self._of_defaults:
-            return True
-        return is_null or (error.sqlstate or "").startswith(_OF_TABLE)
+        is_of_table = is_null or (error.sqlstate or "").startswith(_OF_TABLE)
+        return is_of_table or self._is_of_default(error)
+
+    def _is_of_default(self, error: psycopg.Error) -> bool:
+        """Return whether the table has a row's default values already, as of a sequence behind."""
+        return error.sqlstate == _UNIQUE and error.diag.constraint_name in self._of_defaults
 
     def _bisect(
         self,

@@ -250,8 +250,8 @@ class TransactionalSink(Sink, Generic[T]):
                     f"{self!r} has micro-batch {found.number} as the last one of sink "
                     f"{batch.sink!r}, though the sink has committed micro-batch {last}. The target "
                     "has lost commits: a failover to a replica that lagged, or a restored backup. "
-                    f"Rows of the micro-batches up to {last} may be missing. Restore them, or start "
-                    "again to continue without them"
+                    f"Rows of the micro-batches up to {last} may be missing. Restore them, or "
+                    "start again to continue without them"
                 )
             committed[of] = max(last, -1 if found is None else found.number)
             if found is not None and found.number >= number:
