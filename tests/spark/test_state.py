@@ -340,6 +340,16 @@ def test_a_checkpoint_on_which_nothing_ran_becomes_anothers(checkpoint):
         OPEN(checkpoint, kind="stream")
 
 
+def test_a_checkpoint_with_a_plan_stays_its_topologys(checkpoint, monkeypatch):
+    """The plan has no rows of another topology's spouts, and run_batch plans only once."""
+    with OPEN(checkpoint) as state:
+        monkeypatch.setattr(state.records, "write_meta", lambda meta: None)  # the driver died
+        state.write_plan(state.make_plan(0, 0))
+    with pytest.raises(CheckpointForeign, match="spout 'other' is new"):
+        OPEN(checkpoint, topology=Topology(other=("value",)), accept_changes=True)
+    OPEN(checkpoint).close()
+
+
 def test_a_checkpoint_for_which_spark_has_read_stays_its_topologys(checkpoint):
     """Offsets of one source must not become another's, though the driver died before its plan."""
     OPEN(checkpoint, kind="stream").close()

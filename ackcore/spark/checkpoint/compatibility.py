@@ -86,7 +86,8 @@ def claim(
         }
         # With a second key, all records of the first one would be foreign.
         records.write_meta(meta, once=True)
-    begun = meta["begun"] or (log is not None and bool(numbered(log)))
+    # The first plan is recorded shortly before "begun".
+    begun = bool(meta["begun"] or records.numbers(".plan") or (log is not None and numbered(log)))
     if not begun and (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint):
         # No run yet, and Spark has read nothing: another topology may have the checkpoint.
         meta = meta | {"kind": kind, **about(topology)}
