@@ -175,6 +175,23 @@ def test_a_longer_lateness_reads_no_file_again(folder):
     assert FileSpout(folder, "text", lateness_s=3000).plan(plan) is None
 
 
+def test_older_files_of_another_directory_are_named(folder, tmp_path):
+    put(folder, "a", 100)
+    put(folder, "b", 1000)
+    plan = again(FileSpout(folder, "text", lateness_s=60).plan(None))
+    moved, other = tmp_path / "moved", tmp_path / "other"
+    folder.rename(moved)
+    for place in (moved, other):
+        place.mkdir(exist_ok=True)
+        put(place, "c", 1001)
+    found = [FileSpout(place, "text", lateness_s=60).plan(plan) for place in (moved, other)]
+    assert [names(one) for one in found] == [["c"], ["c"]]
+    put(other, "d", 900)
+    with pytest.raises(SourceError, match=rf"has read {folder}, and the file d is older"):
+        FileSpout(other, "text", lateness_s=60).plan(plan)
+    assert FileSpout(other, "text", lateness_s=60).plan(again(found[1])) is None
+
+
 def test_only_files_are_read(folder):
     os.mkfifo(folder / "pipe")
     (folder / "dangling").symlink_to(folder / "nowhere")

@@ -7,7 +7,7 @@ import fnmatch
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
 
@@ -158,6 +158,8 @@ class FileSpout(DividedSource):
                 f"{self!r}: there is no directory {self._root}. Create it, or correct the path"
             )
         new, listed = [], [*self._listed()]
+        if previous is not None and previous.get("root", self._root) != self._root:
+            self._refuse_skipped(listed, previous["root"], seen, oldest)
         if self._ends and self._first is None:
             self._first = {one.name for one in listed}
         for one in listed:
@@ -186,7 +188,30 @@ class FileSpout(DividedSource):
             if one.time >= oldest
         }
         files = [[*one] for one in taken]
-        return {"files": files, "newest": newest, "oldest": oldest, "seen": kept}
+        times = {"newest": newest, "oldest": oldest}
+        return {"root": self._root, "files": files, **times, "seen": kept}
+
+    def _refuse_skipped(
+        self, listed: Iterable[_File], root: str, seen: Mapping[str, Any], oldest: int
+    ) -> None:
+        """Raise `SourceError` if files of another directory than ``root`` would not be read.
+
+        A directory with a file in ``seen`` is the former one at another place.
+
+        ``listed``: the files in the present directory. ``root``: the directory of the last plan.
+        ``oldest``: the time before which files count as read.
+        """
+        known = {name: version for name, (version, _) in seen.items()}
+        if any(known.get(_digest(one.name)) == _digest(one.version) for one in listed):
+            return
+        for one in listed:
+            if one.time < oldest:
+                raise SourceError(
+                    f"{self!r}: the checkpoint has read {root}, and the file {shown(one.name)} "
+                    "is older than the newest file read there by more than lateness_s, so it would "
+                    "count as read. Renew the times of such files (touch), give the spout the "
+                    "former path, or begin a new checkpoint"
+                )
 
     def check(self, plan: Any) -> None:
         """Raise `SourceError` with the names of the planned files that have changed, if any.
