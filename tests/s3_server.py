@@ -122,6 +122,9 @@ ERROR_AFTER = "500 InternalError, after it went through"
 DENIED = "403 AccessDenied"
 NO_UPLOAD = "404 NoSuchUpload"
 COLLIDED = "409 ConditionalRequestConflict"
+TOO_SLOW = "400 RequestTimeout"
+NOT_DELETED = "200, with ServiceUnavailable for an object of a delete"
+BUSY_DELETED = "200, with OperationAborted for an object of a delete"
 
 
 class FaultProxy:
@@ -255,6 +258,12 @@ def _error(status: int, code: str) -> tuple[int, list[tuple[str, str]], bytes]:
     return status, [("Content-Type", "application/xml")], body.encode()
 
 
+def _left(code: str) -> tuple[int, list[tuple[str, str]], bytes]:
+    error = f"<Error><Key>some/place/a</Key><Code>{code}</Code><Message>m</Message></Error>"
+    body = f"<DeleteResult>{error}</DeleteResult>"
+    return 200, [("Content-Type", "application/xml")], body.encode()
+
+
 _ANSWERS = {
     SLOW_DOWN: _error(503, "SlowDown"),
     ERROR: _error(500, "InternalError"),
@@ -262,6 +271,9 @@ _ANSWERS = {
     DENIED: _error(403, "AccessDenied"),
     NO_UPLOAD: _error(404, "NoSuchUpload"),
     COLLIDED: _error(409, "ConditionalRequestConflict"),
+    TOO_SLOW: _error(400, "RequestTimeout"),
+    NOT_DELETED: _left("ServiceUnavailable"),
+    BUSY_DELETED: _left("OperationAborted"),
 }
 
 

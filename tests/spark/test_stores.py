@@ -11,7 +11,18 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from s3_server import COLLIDED, DENIED, ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
+from s3_server import (
+    BUSY_DELETED,
+    COLLIDED,
+    DENIED,
+    ERROR,
+    ERROR_AFTER,
+    LOST,
+    NOT_DELETED,
+    REFUSED,
+    SLOW_DOWN,
+    TOO_SLOW,
+)
 
 from ackcore.spark.base import atomic
 from ackcore.spark.base.errors import CheckpointInUse, CheckpointReadOnly, StateError
@@ -442,6 +453,40 @@ def test_a_put_that_meets_another_request_is_sent_again(objects, proxy, monkeypa
         assert "AKIA" not in str(error.value)
         proxy._faults.clear()
     assert objects.list() == [("head", 1)]
+
+
+def test_a_change_whose_bytes_came_too_slowly_is_sent_again(objects, proxy, monkeypatch, tmp_path):
+    """S3 answers 400, which obstore takes for final, and counts on a repetition."""
+    monkeypatch.setattr(object_stores, "_PAUSES_S", (0, 0))
+    (tmp_path / "file").write_bytes(b"3")
+    version = objects.replace("head", b"0", None)
+    for change in (
+        lambda: objects.replace("head", b"1", version),
+        lambda: objects.put("head", b"2"),
+        lambda: objects.replace("new", b"1", None),
+        lambda: objects.put("other", b"1", if_absent=True),
+        lambda: objects.put_file("file", tmp_path / "file"),
+        lambda: objects.delete(["file", "other"]),
+    ):
+        proxy.fail(TOO_SLOW, lambda one: one.method in ("PUT", "POST"), times=2)
+        change()
+        assert not proxy._faults
+    assert objects.list() == [("head", 1), ("new", 1)]
+    assert objects.get("head").data == b"2"
+    proxy.fail(TOO_SLOW, "PUT", times=3)
+    with pytest.raises(StoreUnavailable, match="status 400 RequestTimeout"):
+        objects.put("head", b"3")
+
+
+@pytest.mark.parametrize("how", [NOT_DELETED, BUSY_DELETED])
+def test_an_object_that_a_delete_of_many_left_is_deleted_again(objects, proxy, monkeypatch, how):
+    """The status of such an answer is 200, so obstore repeats it for few of the codes."""
+    monkeypatch.setattr(object_stores, "_PAUSES_S", (0, 0))
+    for key in ("a", "b"):
+        objects.put(key, b"1")
+    proxy.fail(how, "POST", times=2)
+    objects.delete(["a", "b"])
+    assert objects.list() == []
 
 
 @pytest.mark.parametrize("how", [REFUSED, SLOW_DOWN])

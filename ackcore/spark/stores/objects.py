@@ -11,7 +11,9 @@ repetition is refused.  In this case `ObjectStore.put` reads the object and comp
 
 S3 may also refuse a request with 409 because another one for the object is in progress.  Then
 nothing was written and no condition has failed, although obstore reports that the object exists.
-Such a put is repeated.
+It answers 400 `RequestTimeout` if the bytes of a request come too slowly, for example from a busy
+machine.  Its answer to a delete of many objects has the status 200, and an error for each object
+that remains.  obstore does not repeat these requests, so `ObjectStore._change` does.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -46,9 +48,11 @@ from ackcore.spark.stores.interface import (
 if TYPE_CHECKING:
     import obstore.store
 
+Answer = TypeVar("Answer")
+
 #: Attempts of a put with a condition, in addition to obstore's own retries.
 _TRIES = 3
-#: Seconds before each repetition of a put that met another request for its object.
+#: Seconds before each repetition of a change that was refused and that obstore does not repeat.
 _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 #: Least bytes of a part of an upload.
 _PART_BYTES = 8 << 20
@@ -85,6 +89,13 @@ _METADATA = re.compile(r" https?://(?:169\.254\.|metadata)[^/]*/")
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 #: Codes of S3, and of Ceph, for a request that met another one for its object.
 _COLLISION = re.compile("ConditionalRequestConflict|OperationAborted|ConcurrentModification")
+#: Temporary refusals of S3 that obstore does not repeat: of a request whose bytes came too slowly,
+#: and of single objects in a delete of many.
+_PASSES = re.compile(
+    r"status code: 400.*<Code>RequestTimeout<"
+    r"|\(code: (?:RequestTimeout|ServiceUnavailable|OperationAborted)\)",
+    re.DOTALL,
+)
 #: The code of S3, with status 403, for a request whose time differs from the service's.
 _SKEWED = "RequestTimeTooSkewed"
 #: Codes of S3, with status 400, for temporary credentials that have expired.
@@ -99,7 +110,11 @@ _CREDENTIALS = {
 }
 
 
-class _Collided(StoreUnavailable):
+class _Refused(StoreUnavailable):
+    """A change that the service did not make, and that may be asked for again."""
+
+
+class _Collided(_Refused):
     """A request that was not executed, because another one for its object was in progress."""
 
 
@@ -192,24 +207,23 @@ class ObjectStore:
     def _put(self, key: str, data: bytes, mode: Any, version: str | None) -> str:
         errors = self._obstore.exceptions
         checked_key(key)
-        tries, pauses = _TRIES, iter(_PAUSES_S)
+        tries = _TRIES
+
+        def put() -> str:
+            done = self._obstore.put(self._store, key, data, mode=mode, use_multipart=False)
+            return _version(done)
+
         while True:
             try:
-                with self._asking(key, "written"):
-                    put = self._obstore.put(self._store, key, data, mode=mode, use_multipart=False)
-                    return _version(put)
+                return self._change(key, "written", put, replaces=version is not None)
             except FileNotFoundError:
                 raise StateError(
                     f"{self._named(key)} cannot be written: there is no such bucket. Create it"
                 ) from None
             except (errors.AlreadyExistsError, errors.PreconditionError):
                 return self._unless_ours(key, data)
-            except _Collided:
-                pause_s = next(pauses, None)
-                # obstore has repeated a put that replaces a version.
-                if pause_s is None or isinstance(mode, dict):
-                    raise
-                time.sleep(pause_s)
+            except _Refused:
+                raise
             except StoreUnavailable as lost:
                 # It may have succeeded, or may still: then the store refuses its repetition.
                 tries -= 1
@@ -242,8 +256,9 @@ class ObjectStore:
             raise conflict(self._named(key))
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
         try:
-            with self._asking(key, "written"):
-                self._obstore.put(self._store, key, path, chunk_size=part)
+            self._change(
+                key, "written", lambda: self._obstore.put(self._store, key, path, chunk_size=part)
+            )
         except FileNotFoundError:
             # Servers answer this also for a completed upload whose answer was lost.
             if size <= part or self._size(key) != size:
@@ -272,8 +287,7 @@ class ObjectStore:
         if size is None:
             return None
         try:
-            with self._asking(key, "written"):
-                self._obstore.copy(self._store, source, key)
+            self._change(key, "written", lambda: self._obstore.copy(self._store, source, key))
         except FileNotFoundError:
             return None
         return size
@@ -304,16 +318,37 @@ class ObjectStore:
         for start in range(0, len(every), _PAGE):
             some = every[start : start + _PAGE]
             try:
-                with self._asking(some[0], "deleted"):
-                    self._obstore.delete(self._store, some)
+                self._delete(some[0], some)
             except FileNotFoundError:
                 # Google's and Azure's batch deletes stop at a missing object.
                 for key in some:
-                    with self._asking(key, "deleted"), contextlib.suppress(FileNotFoundError):
-                        self._obstore.delete(self._store, key)
+                    with contextlib.suppress(FileNotFoundError):
+                        self._delete(key, key)
+
+    def _delete(self, key: str, which: str | Sequence[str]) -> None:
+        self._change(key, "deleted", lambda: self._obstore.delete(self._store, which))
 
     def _named(self, key: str) -> str:
         return f"{self.url}/{key}" if key else self.url
+
+    def _change(
+        self, key: str, how: str, request: Callable[[], Answer], *, replaces: bool = False
+    ) -> Answer:
+        """Return the answer of a request, which is repeated, after pauses, while it is refused.
+
+        The errors are those of `_asking`. ``replaces``: whether the request replaces a version of
+        an object. obstore itself repeats such a request if it met another one for its object.
+        """
+        pauses = iter(_PAUSES_S)
+        while True:
+            try:
+                with self._asking(key, how):
+                    return request()
+            except _Refused as refused:
+                pause_s = next(pauses, None)
+                if pause_s is None or (replaces and isinstance(refused, _Collided)):
+                    raise
+                time.sleep(pause_s)
 
     @contextlib.contextmanager
     def _asking(self, key: str, how: str = "read") -> Iterator[None]:
@@ -374,7 +409,8 @@ class ObjectStore:
             elif _EXPIRED.search(str(bad)):
                 what += "; the credentials have expired. Renew them, or use credentials that are "
                 what += f"renewed automatically. {self._credentials()}"
-            raise StoreUnavailable(
+            kind = _Refused if _PASSES.search(str(bad)) else StoreUnavailable
+            raise kind(
                 f"{what}. All that was recorded before is kept"
                 + (f". {self._doctor()}" if how == "read" else "; remove the cause and start again")
             ) from None
