@@ -222,8 +222,6 @@ class ObjectStore:
                 ) from None
             except (errors.AlreadyExistsError, errors.PreconditionError):
                 return self._unless_ours(key, data)
-            except _Refused:
-                raise
             except StoreUnavailable as lost:
                 # It may have succeeded, or may still: then the store refuses its repetition.
                 tries -= 1
@@ -347,7 +345,7 @@ class ObjectStore:
             except _Refused as refused:
                 pause_s = next(pauses, None)
                 if pause_s is None or (replaces and isinstance(refused, _Collided)):
-                    raise
+                    raise StoreUnavailable(*refused.args) from None
                 time.sleep(pause_s)
 
     @contextlib.contextmanager
