@@ -124,6 +124,7 @@ NO_UPLOAD = "404 NoSuchUpload"
 COLLIDED = "409 ConditionalRequestConflict"
 TOO_SLOW = "400 RequestTimeout"
 NOT_DELETED = "200, with ServiceUnavailable for an object of a delete"
+DENIED_DELETED = "200, with AccessDenied for an object of a delete"
 BUSY_DELETED = "200, with OperationAborted for an object of a delete"
 
 
@@ -259,7 +260,7 @@ def _error(status: int, code: str) -> tuple[int, list[tuple[str, str]], bytes]:
 
 
 def _left(code: str) -> tuple[int, list[tuple[str, str]], bytes]:
-    error = f"<Error><Key>some/place/a</Key><Code>{code}</Code><Message>m</Message></Error>"
+    error = f"<Error><Key>some/place/a</Key><Code>{code}</Code><Message>AKIA</Message></Error>"
     body = f"<DeleteResult>{error}</DeleteResult>"
     return 200, [("Content-Type", "application/xml")], body.encode()
 
@@ -273,6 +274,7 @@ _ANSWERS = {
     COLLIDED: _error(409, "ConditionalRequestConflict"),
     TOO_SLOW: _error(400, "RequestTimeout"),
     NOT_DELETED: _left("ServiceUnavailable"),
+    DENIED_DELETED: _left("AccessDenied"),
     BUSY_DELETED: _left("OperationAborted"),
 }
 

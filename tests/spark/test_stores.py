@@ -15,6 +15,7 @@ from s3_server import (
     BUSY_DELETED,
     COLLIDED,
     DENIED,
+    DENIED_DELETED,
     ERROR,
     ERROR_AFTER,
     LOST,
@@ -549,6 +550,15 @@ def test_who_may_not_write_is_told_so_without_a_secret(objects, proxy):
         objects.get("head")
     for error in (e, read):
         assert "AKIA" not in str(error.value)
+
+
+def test_who_may_not_delete_is_told_so_without_the_servers_words(objects, proxy):
+    """S3 answers 200, and denies each object by itself."""
+    proxy.fail(DENIED_DELETED, "POST")
+    said = r"place/a cannot be deleted \(GenericError AccessDenied\)\. .* the rights to read, write"
+    with pytest.raises(CheckpointReadOnly, match=said) as error:
+        objects.delete(["a"])
+    assert "AKIA" not in str(error.value)
 
 
 def test_a_bucket_that_is_not_there_is_said_to_be_missing(proxy):

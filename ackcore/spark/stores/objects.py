@@ -73,6 +73,8 @@ _PAGE = 1000
 #: The name in obstore's error about a name that it does not accept.
 _INVALID = re.compile(r'Path ("[^"]+")')
 _STATUS = re.compile(r"status code: (\d{3})[^:]*")
+#: obstore's error about an object that a delete of many has left, with the code of S3.
+_LEFT = re.compile(r"DeleteObjects request failed for key .*\(code: ([A-Za-z]{1,60})\)", re.DOTALL)
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _QUERY = re.compile(r"\?\S+")
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL|SIGNATURE", re.IGNORECASE)
@@ -384,18 +386,11 @@ class ObjectStore:
             ) from None
         # Not chained to their causes: those repeat the server's answer.
         except (PermissionError, errors.PermissionDeniedError, errors.UnauthenticatedError) as bad:
-            changes = how in ("written", "deleted")
-            kind = CheckpointReadOnly if changes else StateError
-            way_out = (
-                f"{self._credentials()} with the rights to read, write, list and delete objects"
-            )
-            if _SKEWED in str(bad):
-                way_out = "Set the clock of this machine: the service has another time"
-            raise kind(
-                f"{self._named(key)} cannot be {how} ({told(bad)}). {way_out}"
-                + ("; then start again" if changes else f". {self._doctor()}")
-            ) from None
+            raise self._denied(key, how, bad) from None
         except (errors.BaseError, OSError) as bad:
+            left = _LEFT.search(str(bad))
+            if left and left[1] == "AccessDenied":
+                raise self._denied(key, how, bad) from None
             what = f"{self._named(key)} could not be {how}: {told(bad)}"
             if _TIMED_OUT in str(bad):
                 name = _TIMEOUTS.get(self.url.partition(":")[0], "AZURE_TIMEOUT")
@@ -412,6 +407,17 @@ class ObjectStore:
                 f"{what}. All that was recorded before is kept"
                 + (f". {self._doctor()}" if how == "read" else "; remove the cause and start again")
             ) from None
+
+    def _denied(self, key: str, how: str, bad: Exception) -> StateError:
+        """Return the error of a request that needs other rights; the arguments are as above."""
+        changes = how in ("written", "deleted")
+        way_out = f"{self._credentials()} with the rights to read, write, list and delete objects"
+        if _SKEWED in str(bad):
+            way_out = "Set the clock of this machine: the service has another time"
+        return (CheckpointReadOnly if changes else StateError)(
+            f"{self._named(key)} cannot be {how} ({told(bad)}). {way_out}"
+            + ("; then start again" if changes else f". {self._doctor()}")
+        )
 
     def _credentials(self) -> str:
         names = _CREDENTIALS[self.url.partition(":")[0]]
@@ -440,6 +446,9 @@ def told(error: BaseException) -> str:
     status, code = _STATUS.search(text), _CODE.search(text)
     if status is not None:
         return f"{type(error).__name__}, status {status[1]}" + (f" {code[1]}" if code else "")
+    left = _LEFT.search(text)
+    if left is not None:
+        return f"{type(error).__name__} {left[1]}"
     line = _RETRIES.sub("", text.strip().partition("\n")[0].partition("<")[0])
     line = _QUERY.sub("?...", line)
     for name, value in os.environ.items():
