@@ -659,10 +659,18 @@ def test_of_a_connection_that_fails_the_cause_is_told_whole():
     )
 
 
-def test_who_has_another_time_is_told_to_set_the_clock():
-    store, said = ObjectStore("s3://bucket/place"), "<Code>RequestTimeTooSkewed</Code>"
+@pytest.mark.parametrize(
+    ("code", "way_out"),
+    [
+        ("RequestTimeTooSkewed", "Set the clock of this machine"),
+        ("QuotaExceeded", "Delete objects that you do not need, or raise the quota"),
+        ("InvalidObjectState", "The object was moved to an archive: restore it, and"),
+    ],
+)
+def test_who_is_refused_for_another_cause_than_rights_is_told_the_way_out(code, way_out):
+    store, said = ObjectStore("s3://bucket/place"), f"<Code>{code}</Code>"
     for how in ("read", "written"):
-        says = r"Skewed\)\. Set the clock of this machine"
+        says = rf"{code}\)\. {way_out}"
         with pytest.raises(StateError, match=says) as told, store._asking("head", how):
             raise PermissionError(f"non-2xx status code: 403 Forbidden: <Error>{said}")
         assert "credentials" not in str(told.value)

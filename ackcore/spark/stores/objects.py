@@ -98,8 +98,13 @@ _PASSES = re.compile(
     r"|\(code: (?:RequestTimeout|ServiceUnavailable|OperationAborted)\)",
     re.DOTALL,
 )
-#: The code of S3, with status 403, for a request whose time differs from the service's.
-_SKEWED = "RequestTimeTooSkewed"
+#: Codes with status 403 that are not about rights, and the ways out.
+_WAYS_OUT = {
+    "RequestTimeTooSkewed": "Set the clock of this machine: the service has another time",
+    "QuotaExceeded": "Delete objects that you do not need, or raise the quota",  # of Ceph
+    "InvalidObjectState": "The object was moved to an archive: restore it, and exclude the objects "
+    "of this place from the lifecycle rule or the tier that archives them",
+}
 #: Codes of S3, with status 400, for temporary credentials that have expired.
 _EXPIRED = re.compile("ExpiredToken|TokenRefreshRequired")
 _AZURE_NAMES = "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN"
@@ -411,9 +416,10 @@ class ObjectStore:
     def _denied(self, key: str, how: str, bad: Exception) -> StateError:
         """Return the error of a request that needs other rights; the arguments are as above."""
         changes = how in ("written", "deleted")
-        way_out = f"{self._credentials()} with the rights to read, write, list and delete objects"
-        if _SKEWED in str(bad):
-            way_out = "Set the clock of this machine: the service has another time"
+        code = _CODE.search(str(bad))
+        way_out = _WAYS_OUT.get(code[1] if code else "") or (
+            f"{self._credentials()} with the rights to read, write, list and delete objects"
+        )
         return (CheckpointReadOnly if changes else StateError)(
             f"{self._named(key)} cannot be {how} ({told(bad)}). {way_out}"
             + ("; then start again" if changes else f". {self._doctor()}")
