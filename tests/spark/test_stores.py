@@ -561,6 +561,26 @@ def test_who_may_not_delete_is_told_so_without_the_servers_words(objects, proxy)
     assert "AKIA" not in str(error.value)
 
 
+def test_a_web_server_is_not_taken_for_an_object_store(s3, monkeypatch):
+    """MinIO's console answers each request for an object or a list with its page."""
+    page = b'<!doctype html><html><head><link href="a.css"/></head><body></body></html>'
+    about = [("Content-Type", "text/html"), ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")]
+    store, lists = (ObjectStore(f"s3://{s3.server.new_bucket()}/x", SOON) for _ in range(2))
+    with monkeypatch.context() as patched:
+        patched.setattr(s3, "_forward", lambda *_: (200, about, page))
+        for asked in (
+            lambda: store.get("head"),
+            lambda: store.read("head"),
+            lambda: list(lists.list_versions()),
+        ):
+            with pytest.raises(StateError, match="x: a web server answers, which is not an obj"):
+                asked()
+    # Of an empty place this is asked once.
+    for _ in range(2):
+        assert list(lists.list_versions()) == []
+    assert [request.method for request in s3.requests[-3:]] == ["GET", "HEAD", "GET"]
+
+
 def test_a_bucket_that_is_not_there_is_said_to_be_missing(proxy):
     store = ObjectStore("s3://no-such-bucket/x", SOON)
     said = "no-such-bucket/x/a cannot be written: there is no such bucket"

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -137,6 +138,8 @@ class ObjectStore:
         self.url = url
         self._retry = retry
         self._client: tuple[tuple[int, bool], obstore.store.ObjectStore] | None = None
+        #: Whether `_refuse_web_server` has found that an object store answers.
+        self._is_store = False
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.url!r})"
@@ -173,7 +176,7 @@ class ObjectStore:
         checked_key(key)
         try:
             with self._asking(key):
-                found = self._obstore.get(self._store, key)
+                found = self._got(key)
                 return Stored(bytes(found.bytes()), _version(found.meta))
         except FileNotFoundError:
             return None
@@ -183,7 +186,7 @@ class ObjectStore:
         checked_key(key)
         try:
             with self._asking(key):
-                found = self._obstore.get(self._store, key)
+                found = self._got(key)
                 size = found.meta["size"]
                 if size <= PIECE_BYTES:
                     return aligned(found.bytes())
@@ -195,6 +198,29 @@ class ObjectStore:
                 return self._obstore.get_range(self._store, key, start=start, length=length)
 
         return mapped(piece, size)
+
+    def _got(self, key: str) -> Any:
+        """Return obstore's answer to a read; raise StateError if a web server answers."""
+        found = self._obstore.get(self._store, key)
+        if found.attributes.get("Content-Type", "").startswith("text/html") and not self._is_store:
+            self._refuse_web_server()
+        return found
+
+    def _refuse_web_server(self) -> None:
+        """Raise StateError if an object with a random name exists: a web server answers then.
+
+        obstore reads a web page as an empty list of objects.
+        """
+        exists = False
+        with contextlib.suppress(StateError):  # such as of a policy for listed objects only
+            exists = self._size(f"ackcore-probe/{secrets.token_hex(8)}") is not None
+        if exists:
+            raise StateError(
+                f"{self.url}: a web server answers, which is not an object store. Correct the "
+                "address of the store (AWS_ENDPOINT_URL); for example, MinIO's console has another "
+                "port than its object store"
+            )
+        self._is_store = True
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """Write an object, and return its version.
@@ -309,13 +335,18 @@ class ObjectStore:
     def list_versions(self) -> Iterator[tuple[str, int, str, int]]:
         """Yield key, size in bytes, version and last change (ns since 1970) of each object.
 
-        Raises `StateError` if the bucket does not exist, or a name has an empty part.
+        Raises `StateError` if the bucket does not exist, a name has an empty part, or a web server
+        answers.
         """
+        is_empty = True
         with self._asking(""):
             for page in self._obstore.list(self._store, None, chunk_size=_PAGE):
                 for each in page:
+                    is_empty = False
                     time_us = round(each["last_modified"].timestamp() * 1_000_000)
                     yield each["path"], each["size"], _version(each), time_us * 1000
+        if is_empty and not self._is_store:
+            self._refuse_web_server()
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects. Missing objects are ignored."""
