@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import pytest
+import worlds
 from pyspark import cloudpickle
 from worlds import Killed, KilledInCall, Source, Upper, World, fails
 
@@ -247,6 +248,19 @@ def test_what_cannot_be_read_again_stops_the_query(tmp_path):
     world.bad = {"a"}
     world.process(0, ["a", "b"])
     assert world.parked == ["b"]
+
+
+def test_records_of_refused_rows_are_not_read_in_other_columns(tmp_path, dying_at, monkeypatch):
+    """Values would be in the wrong columns, or the store would get letters of unlike columns."""
+    world = Refusing(tmp_path, bad={"b"})
+    with dying_at("refused"):
+        world.process(0, ["a", "b"])
+    with monkeypatch.context() as patch:
+        patch.setattr(worlds, "LINES", pa.schema([("text", pa.string())]))
+        with pytest.raises(CheckpointForeign, match="columns line string and has text string now"):
+            world.process(0, ["a", "b"])
+    world.process(0, ["a", "b"])
+    assert (world.rows, world.parked) == (["A"], ["b"])
 
 
 def test_a_careful_micro_batch_is_read_again_from_its_snapshot(tmp_path, dying_at):

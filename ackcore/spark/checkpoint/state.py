@@ -467,6 +467,14 @@ class State:
             "these columns, by a cast or an added column",
         )
 
+    @property
+    def columns(self) -> dict[str, dict[str, str]]:
+        """The present columns of each spout's source: their types by name."""
+        return {
+            spout: {one.name: str(one.type) for one in schema}
+            for spout, schema in self._sources.items()
+        }
+
     def _request(self, name: str) -> pa.Table:
         """Return the rows of a request, converted to the present columns of its source."""
         return self._requests.read(name, self._sources[spout_of_request(name)])

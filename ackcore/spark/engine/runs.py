@@ -398,7 +398,8 @@ class Runs:
             self._topology.settings,
             self.spouts,
         )
-        decision = replace(outcome.decision, work=os.path.basename(work), reread=ran.to_reread())
+        reread = {**ran.to_reread(), "columns": self._state.columns}
+        decision = replace(outcome.decision, work=os.path.basename(work), reread=reread)
         if windowed is not None:
             nonacked = distinct(*failed_roots(failed, ran.judged))
             times, behind = windowed.times(nonacked)
@@ -490,8 +491,8 @@ class Runs:
 
         ``failed`` has their roots and reasons (schema `FAILED`). The result is in memory, not in
         files. Raises CheckpointForeign if ``ordered_by`` or ``dedup`` has changed: the due records
-        had other places in the run. Raises Disagreement or RuntimeError if the records cannot be
-        found any more.
+        had other places in the run; or if the columns of a source have. Raises Disagreement or
+        RuntimeError if the records cannot be found any more.
         """
         if plan.ordered_by != self.held_by:
             raise CheckpointForeign(
@@ -501,6 +502,17 @@ class Runs:
                 "be found. Run the former topology until it has finished the micro-batch, then "
                 "change it"
             )
+        now = self._state.columns
+        for spout, was in decision.reread.get("columns", {}).items():
+            # The order counts, too: rows in files are read by position.
+            if spout in now and [*was.items()] != [*now[spout].items()]:
+                told = (", ".join(map(" ".join, each.items())) for each in (was, now[spout]))
+                raise CheckpointForeign(
+                    f"micro-batch {plan.number} was decided with a source of spout {spout!r} with "
+                    f"the columns {' and has '.join(told)} now: the records of the rows that sinks "
+                    "refused cannot be read in other columns. Run the former topology until it has "
+                    "finished the micro-batch, then change it"
+                )
         new = [*inputs, *self._offsets.inputs(plan)]
         kept = None
         if plan.careful:
