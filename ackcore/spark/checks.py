@@ -161,6 +161,12 @@ def check_places(topology: Topology, places: Mapping[str, str | None]) -> None:
                 of_delta = isinstance(writer, DeltaSink)
                 why = "VACUUM would delete its files" if of_delta else _TAKEN.format("readers")
                 raise _misplaced(argument, place, writer, why)
+        checkpoint = places.get("checkpoint")
+        if argument in own and below(place, f"{checkpoint}/ackcore") is not None:
+            raise ValueError(
+                f"{argument} must not lie among the files of the checkpoint {checkpoint}, got "
+                f"{place!r}; choose a place beside it"
+            )
         for name, spout in topology.spouts.items():
             names = _names_in(argument, place)
             if spout.kind == "files" and spout.source.reads_in(place, names):

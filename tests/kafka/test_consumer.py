@@ -694,7 +694,7 @@ def test_a_drain_ends_at_its_deadline(counts, caplog):
     started = time.monotonic()
     consumer.close(0.2)
     assert 0.2 <= time.monotonic() - started < 5
-    assert "4 records were not answered in 0.2 s" in caplog.text
+    assert "4 records were not done in 0.2 s" in caplog.text
 
 
 def test_a_dispatcher_reads_from_it(counts):

@@ -330,6 +330,7 @@ def test_two_sinks_with_one_directory_are_refused_in_build(tmp_path, monkeypatch
         ("/d/out", {"second": "/d/out/x"}, "path of sink 'second' must not lie in to_parquet"),
         ("/d/in/out", {}, r"path of sink 'lines' must not lie in FileSpout\('/d/in', "),
         ("/d/in/_out", {"checkpoint": "/d/in/cp"}, r"checkpoint must not lie in FileSpout\("),
+        ("/d/cp/ackcore/work", {"checkpoint": "/d/cp"}, "'lines' must not lie among the files of"),
         ("/d/out", {"checkpoint": "/d/out2", "dead_letters": "/d/ou"}, None),
         ("/d/out", {"checkpoint": "/d", "dead_letters": "/d/out/_dead/x"}, None),
         ("/d/in/.out", {"checkpoint": "/d/in/_cp", "dead_letters": None}, None),
@@ -390,6 +391,18 @@ def test_a_place_in_a_delta_table_is_found_in_each_form_of_its_url(table, checkp
     topology.sink("lines", to_delta(table))
     with pytest.raises(ValueError, match=": VACUUM would delete its files, got"):
         check_places(topology.build(), {"checkpoint": checkpoint})
+
+
+def test_a_directory_with_files_that_are_not_the_sinks_is_refused(spark, tmp_path):
+    """Spark would show only the rows in batch_id=..., or fail if there are other partitions."""
+    frame = spark.range(2)
+    frame.write.parquet(f"{tmp_path}/out")
+    topology = in_line({"numbers": frame}, to_parquet(f"{tmp_path}/out"))
+    with pytest.raises(
+        CheckpointForeign, match=r"out has files that are not the sink's, such as p"
+    ):
+        run_batch(topology, spark, tmp_path / "cp")
+    assert spark.read.parquet(f"{tmp_path}/out").count() == 2
 
 
 def test_a_checkpoint_in_the_directory_of_a_sink_is_refused_at_the_start(spark, tmp_path):

@@ -417,7 +417,7 @@ class ClientThread(threading.Thread):
                 return
             if time.monotonic() - started >= self.drain_s:  # `close` may have shortened it
                 self._log.warning(
-                    "%s not answered in %g s: the next owner of their partitions reads them again",
+                    "%s not done in %g s: the next owner of their partitions reads them again",
                     counted(left, "record was", "records were"),
                     self.drain_s,
                 )

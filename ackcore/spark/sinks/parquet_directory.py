@@ -13,7 +13,7 @@ import pyspark
 
 from ackcore._arrow.record_batches import cast_column, has_type
 from ackcore.spark.base.errors import CheckpointForeign
-from ackcore.spark.base.paths import Place
+from ackcore.spark.base.paths import Place, is_hidden
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import SPARK, from_arrow_schema
 from ackcore.spark.sinks.columns import refuse_same_names, spark_schema, with_spark_times
@@ -123,12 +123,20 @@ class ParquetDirectory(Sink):
         """Put a file ``_ackcore.json`` that names this sink of this deployment as the owner.
 
         A repeated call has no effect. Raises CheckpointForeign if the directory has another owner,
-        or rows without such a file, since its micro-batches may have the same numbers. Raises
-        StateError if it cannot be read or written.
+        or rows without such a file, since its micro-batches may have the same numbers. Also raises
+        it if a new sink's directory has other files. Raises StateError if it cannot be read or
+        written.
         """
         owner = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
         note = self._store.get(OWNER)
         if note is None and not self._has_rows():
+            keys = (entry.key for entry in self._store.list())
+            if (other := next((key for key in keys if not is_hidden(key)), None)) is not None:
+                raise CheckpointForeign(
+                    f"sink {sink!r}: {self.path} has files that are not the sink's, such as "
+                    f"{other}. Spark would read only those or only the sink's rows; give the sink "
+                    "an empty directory"
+                )
             try:
                 self._store.put(OWNER, json.dumps(owner).encode(), if_absent=True)
             except StoreConflict:  # another writer came first
