@@ -174,8 +174,10 @@ def test_a_condition_is_not_ambiguous_because_another_source_has_the_name_in_cap
     spark, checkpoint
 ):
     upper = pa.schema([("VALUE", pa.string())])
-    letters = opened(checkpoint, {"lines": VALUE, "clicks": upper})
-    letters.write(0, {"lines": of(0, value=["a", "b"])})
+    other = pa.schema([("text", pa.string())])
+    letters = opened(checkpoint, {"lines": VALUE, "clicks": upper, "other": other})
+    assert replay(checkpoint, spark, where="payload.value = 'a'").records == {}
+    letters.write(0, {"lines": of(0, value=["a", "b"]), "other": of(2, text=["c"])})
     assert replay(checkpoint, spark, where="payload.value = 'a'").records == {"lines": 1}
 
 

@@ -222,15 +222,16 @@ def matching_rows(
     kinds = kinds_of(store, spout)
     found: dict[ObjectFile, list[int]] = {}
     frames = [letters_of(session, kind, notes, places=True) for kind in kinds]
-    others = {field.name: field for frame in frames for field in payload_of(frame.schema)}
+    # Spark takes id and ID for one column.
+    others = {f.name.lower(): f for frame in frames for f in payload_of(frame.schema)}
     for field in _source_columns(store, spout):
-        others.setdefault(field.name, field)
+        others.setdefault(field.name.lower(), field)
     if not kinds:
         _check_condition(session, others.values(), where)
     for kind, frame in zip(kinds, frames, strict=True):
         own = payload_of(frame.schema)
-        names = {name.lower() for name in own.names}  # Spark takes id and ID for one column
-        absent = [field for name, field in others.items() if name.lower() not in names]
+        names = {name.lower() for name in own.names}
+        absent = [field for name, field in others.items() if name not in names]
         whole = conformed(frame, T.StructType([*own, *absent]))
         paths = {file.path.name: file.path for file in kind.files}
         try:

@@ -266,8 +266,8 @@ _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, E
 _UNREADABLE = "FileUnreadable: "
 #: The start of a worker's error if it could not load its task.
 _NO_MODULE = "ModuleNotFoundError: "
-#: The class of the error of a bucket that does not answer or refuses, in a worker's error.
-_NO_STORE = "StoreUnavailable: "
+#: The classes of the errors of a bucket that does not answer or refuses, in a worker's error.
+_NO_STORE = ("StoreUnavailable: ", "CheckpointReadOnly: ")
 
 
 class RunFailed(RuntimeError):
@@ -316,7 +316,7 @@ def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> Run
     said = one_line(error)
     way_out = "remove the cause, and start again on the same checkpoint"
     no_rows = isinstance(error, ResultsTooLarge) or said.startswith(_NO_MODULE)
-    if no_rows or _NO_STORE in said:
+    if no_rows or any(name in said for name in _NO_STORE):
         skip = ""  # the rows can be read, or may be readable later
     if isinstance(error, ResultsTooLarge):
         way_out = (

@@ -209,8 +209,9 @@ class FileSpout(DividedSource):
                 raise SourceError(
                     f"{self!r}: the checkpoint has read {root}, and the file {shown(one.name)} "
                     "is older than the newest file read there by more than lateness_s, so it would "
-                    "count as read. Renew the times of such files (touch), give the spout the "
-                    "former path, or begin a new checkpoint"
+                    "count as read. Give the spout the former path, or begin a new checkpoint. If "
+                    "no file here was read under the former path, you may renew their times "
+                    "(touch); then they are read"
                 )
 
     def check(self, plan: Any) -> None:

@@ -476,10 +476,10 @@ class JdbcTransaction:
                 raise
             try:
                 self.connection.rollback(saved)
-            except JdbcError:
-                if not error.is_raised:
+            except JdbcError as lost:
+                if lost.sqlstate.startswith("08"):  # the connection
                     raise
-                # A trigger has ended the transaction, as SQL Server's THROW does.
+                # The error has ended the transaction, as SQL Server's THROW in a trigger does.
                 raise error from None
             return error
         self._any_moved = self._any_moved or moved > 0

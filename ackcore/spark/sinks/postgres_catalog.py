@@ -101,18 +101,23 @@ def unique_indexes(
 
 
 def indexes_of_defaults(connection: Connection, table: str, names: Sequence[str]) -> set[str]:
-    """Return the names of the unique indexes of a table in which a row gets only default values.
+    """Return the names of the unique indexes of a table in which a row gets numbers of sequences.
 
-    Each column of such an index has a default or is an identity, such as a serial number. None is
-    among ``names``, the stream's columns. The indexes of the table's partitions are included.
+    At least one column of such an index has a sequence, and the others have defaults. None is among
+    ``names``, the stream's columns. The indexes of the table's partitions are included.
     """
     found = connection.execute(
         "SELECT relname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
         " WHERE (indrelid = to_regclass(%s) OR indrelid IN"
         " (SELECT relid FROM pg_partition_tree(to_regclass(%s))))"
-        " AND indisunique AND indexprs IS NULL AND NOT EXISTS (SELECT 1 FROM pg_attribute"
+        " AND indisunique AND indexprs IS NULL AND indpred IS NULL"
+        " AND NOT EXISTS (SELECT 1 FROM pg_attribute"
         " WHERE attrelid = indrelid AND attnum = ANY (indkey[:indnkeyatts - 1]) AND (attname ="
-        " ANY (%s) OR attgenerated <> '' OR NOT (atthasdef OR attidentity <> '')))",
+        " ANY (%s) OR attgenerated <> '' OR NOT (atthasdef OR attidentity <> '')))"
+        " AND EXISTS (SELECT 1 FROM pg_attribute"
+        " LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum"
+        " WHERE attrelid = indrelid AND attnum = ANY (indkey[:indnkeyatts - 1])"
+        " AND (attidentity <> '' OR position('nextval(' IN pg_get_expr(adbin, adrelid)) > 0))",
         [table, table, list(names)],
     )
     return {name for (name,) in found}
