@@ -20,6 +20,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     OffsetSpec,
 )
 
@@ -76,6 +77,17 @@ class KafkaServer(ABC):
         topic = f"topic-{next(_numbers)}"
         self.create_topic(topic, partitions, **config)
         return topic
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        """Give a topic more partitions, ``count`` in all, and wait until they are listed."""
+        raise_errors(self.admin.create_partitions([NewPartitions(topic, count)]))
+        # A busy broker answers before it lists them; a producer would fail until then.
+
+        def are_listed() -> bool:
+            found = self.admin.list_topics(topic, TIMEOUT_S).topics[topic]
+            return len(found.partitions) == count
+
+        wait_until(are_listed, f"{topic} has {count} partitions")
 
     def topic_of(self, values) -> str:
         """Make a topic of one partition, with these values."""

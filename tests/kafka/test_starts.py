@@ -11,9 +11,8 @@ import mock_broker
 import pytest
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions
 from consumer_counts import Counts, by_hand, consuming, partitions_of, take
-from servers import raise_errors, wait_until
+from servers import wait_until
 
 from ackcore.kafka import Consumer, ConsumerError
 from ackcore.kafka.cluster import PartitionAnswers, PartitionFailure
@@ -318,7 +317,7 @@ def test_tasks_read_new_partitions_and_those_of_a_pattern(kafka_broker, tmp_path
     pattern = {"topics": f"^{counts.topic[:-1]}[{counts.topic[-1]}]$", "refresh_s": 0.2}
     with consuming(counts, tasks=1, task=0, **pattern) as consumer:
         out = take(consumer, 5)
-        raise_errors(kafka_broker.admin.create_partitions([NewPartitions(counts.topic, 3)]))
+        kafka_broker.add_partitions(counts.topic, 3)
         wait_until(lambda: partitions_of(consumer) == {0, 1, 2}, "they are read")
         kafka_broker.produce(counts.topic, [b"new"], 2)
         (new,) = take(consumer, 1)
@@ -340,7 +339,7 @@ def test_what_comes_to_a_new_partition_before_it_is_noticed_is_read(
     with consuming(counts, start=start, refresh_s=0.2, options=options, **how) as consumer:
         wait_until(lambda: partitions_of(consumer) == {0, 1}, "it begins")
         wait_until(lambda: not counts.lag(), "it has committed where")
-        raise_errors(kafka_broker.admin.create_partitions([NewPartitions(counts.topic, 3)]))
+        kafka_broker.add_partitions(counts.topic, 3)
         kafka_broker.produce(counts.topic, [b"first", b"second"], 2)
         assert [one.value for one in take(consumer, 2)] == [b"first", b"second"]
     assert "0, new partition" in begun(caplog)
@@ -357,7 +356,7 @@ def test_a_task_lets_go_of_what_becomes_anothers(kafka_broker, tmp_path):
     with consuming(counts, task=1, **arguments) as consumer:
         taken = take(consumer, 4)
         assert {one.topic for one in taken} == {last}
-        raise_errors(kafka_broker.admin.create_partitions([NewPartitions(first, 2)]))
+        kafka_broker.add_partitions(first, 2)
         wait_until(lambda: {p.paused for p in consumer.stats().partitions} == {"revoked"}, "it is")
         consumer.ack_many(taken)
         wait_until(
