@@ -203,8 +203,8 @@ def _names_in(argument: str, place: str) -> Sequence[str]:
 def _misplaced(argument: str, place: str, outer: object, why: str) -> ValueError:
     hidden = "" if argument.startswith("path of") else ", or one whose name begins with _"
     return ValueError(
-        f"{argument} must not lie in {outer!r}: {why}, got {place!r}; choose a place beside it"
-        f"{hidden}"
+        f"{argument} must not lie in {outer!r}, got {place!r}: {why}; choose a place "
+        f"outside{hidden}"
     )
 
 

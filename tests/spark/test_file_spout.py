@@ -187,7 +187,7 @@ def test_older_files_of_another_directory_are_named(folder, tmp_path):
     found = [FileSpout(place, "text", lateness_s=60).plan(plan) for place in (moved, other)]
     assert [names(one) for one in found] == [["c"], ["c"]]
     put(other, "d", 900)
-    with pytest.raises(SourceError, match=rf"has read {folder}, and the file d is older"):
+    with pytest.raises(SourceError, match=rf"of {folder} were read before. The file d is older"):
         FileSpout(other, "text", lateness_s=60).plan(plan)
     assert FileSpout(other, "text", lateness_s=60).plan(again(found[1])) is None
 

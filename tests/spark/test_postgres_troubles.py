@@ -418,7 +418,7 @@ FITS = """CREATE FUNCTION fits(n bigint) RETURNS bool LANGUAGE plpgsql AS $$BEGI
 def test_a_row_that_a_domain_refuses_is_not_written_again_with_those_of_the_table(
     postgres, sink, tmp_path
 ):
-    """It is not in the temporary table, from which it would be written without an error."""
+    """The temporary table lacks this row, so writing it from there would raise no error."""
     execute(
         postgres,
         FITS,
@@ -553,7 +553,7 @@ def test_a_server_that_answers_is_not_said_to_be_away(error, says):
 
 
 def test_a_transaction_timeout_is_named_in_each_psycopg(postgres, sink, tmp_path, monkeypatch):
-    """PostgreSQL has it since 17; psycopg 3.2.1 has no class for it."""
+    """PostgreSQL has this time-out since 17; psycopg 3.2.1 has no class for its error."""
     monkeypatch.delitem(errors._sqlcodes, "25P04", raising=False)
     execute(postgres, PLAIN, BEFORE.format(FAILS.format("25P04")), LOOKS)
     batch = accepted([row_file(tmp_path, [("b", 9, None)])])

@@ -257,7 +257,7 @@ def test_records_of_refused_rows_are_not_read_in_other_columns(tmp_path, dying_a
         world.process(0, ["a", "b"])
     with monkeypatch.context() as patch:
         patch.setattr(worlds, "LINES", pa.schema([("text", pa.string())]))
-        with pytest.raises(CheckpointForeign, match="columns line string and has text string now"):
+        with pytest.raises(CheckpointForeign, match="columns line string, and has text string now"):
             world.process(0, ["a", "b"])
     world.process(0, ["a", "b"])
     assert (world.rows, world.parked) == (["A"], ["b"])

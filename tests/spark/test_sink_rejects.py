@@ -117,7 +117,7 @@ def test_places_are_those_in_the_file(tmp_path):
 
 
 class Returning(TransactionalSink[list]):
-    """A sink that returns its refusal, and whose store has only a number and a content.
+    """A sink that returns refused rows, and keeps its rows and its number in memory.
 
     The name `_committed` is for subclasses such as this one: the base class does not use it.
     """

@@ -458,7 +458,7 @@ def test_a_put_that_meets_another_request_is_sent_again(objects, proxy, monkeypa
 
 
 def test_a_change_whose_bytes_came_too_slowly_is_sent_again(objects, proxy, monkeypatch, tmp_path):
-    """S3 answers 400, which obstore takes for final, and counts on a repetition."""
+    """S3 answers 400 and expects a repetition, but obstore does not repeat the request."""
     monkeypatch.setattr(object_stores, "_PAUSES_S", (0, 0))
     (tmp_path / "file").write_bytes(b"3")
     version = objects.replace("head", b"0", None)
@@ -483,7 +483,7 @@ def test_a_change_whose_bytes_came_too_slowly_is_sent_again(objects, proxy, monk
 
 @pytest.mark.parametrize("how", [NOT_DELETED, BUSY_DELETED])
 def test_an_object_that_a_delete_of_many_left_is_deleted_again(objects, proxy, monkeypatch, how):
-    """The status of such an answer is 200, so obstore repeats it for few of the codes."""
+    """The answer has the status 200. obstore repeats the request only for few codes."""
     monkeypatch.setattr(object_stores, "_PAUSES_S", (0, 0))
     for key in ("a", "b"):
         objects.put(key, b"1")
@@ -575,7 +575,7 @@ def test_a_web_server_is_not_taken_for_an_object_store(s3, monkeypatch):
         ):
             with pytest.raises(StateError, match="x: a web server answers, which is not an obj"):
                 asked()
-    # Of an empty place this is asked once.
+    # For an empty place, the store looks for a web server only once.
     for _ in range(2):
         assert list(lists.list_versions()) == []
     assert [request.method for request in s3.requests[-3:]] == ["GET", "HEAD", "GET"]

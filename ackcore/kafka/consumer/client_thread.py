@@ -75,7 +75,7 @@ class ClientThread(threading.Thread):
         self._next_commit_ms = self._next_repeat_ms = 0
         self._asked = False  # whether a commit was requested before its time
         self._dead_letters = dead_letters_of(settings)
-        with ExitStack() as opened:  # else the garbage collector would close them
+        with ExitStack() as opened:  # closes them if a later line raises
             if self._dead_letters is not None:
                 opened.callback(self._dead_letters.close)
             self._client = make_client(settings, self._commits.answered)

@@ -266,7 +266,7 @@ _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, E
 _UNREADABLE = "FileUnreadable: "
 #: The start of a worker's error if it could not load its task.
 _NO_MODULE = "ModuleNotFoundError: "
-#: The classes of the errors of a bucket that does not answer or refuses, in a worker's error.
+#: Names in a worker's error if a bucket did not answer, or refused the request.
 _NO_STORE = ("StoreUnavailable: ", "CheckpointReadOnly: ")
 
 

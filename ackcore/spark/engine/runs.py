@@ -490,9 +490,9 @@ class Runs:
         """Read records of a decided micro-batch again; return them, judged as failed records.
 
         ``failed`` has their roots and reasons (schema `FAILED`). The result is in memory, not in
-        files. Raises CheckpointForeign if ``ordered_by`` or ``dedup`` has changed: the due records
-        had other places in the run; or if the columns of a source have. Raises Disagreement or
-        RuntimeError if the records cannot be found any more.
+        files. Raises CheckpointForeign if the columns of a source have changed. Also raises it if
+        ``ordered_by`` or ``dedup`` has changed: the due records had other places in the run.
+        Raises Disagreement or RuntimeError if the records cannot be found any more.
         """
         if plan.ordered_by != self.held_by:
             raise CheckpointForeign(
@@ -508,9 +508,9 @@ class Runs:
             if spout in now and [*was.items()] != [*now[spout].items()]:
                 told = (", ".join(map(" ".join, each.items())) for each in (was, now[spout]))
                 raise CheckpointForeign(
-                    f"micro-batch {plan.number} was decided with a source of spout {spout!r} with "
-                    f"the columns {' and has '.join(told)} now: the records of the rows that sinks "
-                    "refused cannot be read in other columns. Run the former topology until it has "
+                    f"the source of spout {spout!r} had the columns {', and has '.join(told)} now. "
+                    f"Micro-batch {plan.number} was decided before, and the records of its refused "
+                    "rows cannot be read in other columns. Run the former topology until it has "
                     "finished the micro-batch, then change it"
                 )
         new = [*inputs, *self._offsets.inputs(plan)]

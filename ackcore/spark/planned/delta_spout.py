@@ -173,7 +173,7 @@ class DeltaSpout(DividedSource):
                 raise SourceError(
                     f"{self!r}: version {taken} {self._change(taken)}, and a topology cannot take "
                     "rows back. Set skip_changes=True to leave out such versions with the rows "
-                    f"that they add, or starting_version={taken + 1} to leave out all up to it"
+                    f"that they add, or starting_version={taken + 1} to leave out all up to {taken}"
                 )
             before = now
         return {"from": first, "to": taken, "files": files, "commit": _digest(self._commit(taken))}

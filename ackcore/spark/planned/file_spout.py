@@ -196,9 +196,10 @@ class FileSpout(DividedSource):
     ) -> None:
         """Raise `SourceError` if files of another directory than ``root`` would not be read.
 
-        A directory with a file in ``seen`` is the former one at another place.
+        Raise nothing if the directory has a file in ``seen``: then the former directory was moved.
 
         ``listed``: the files in the present directory. ``root``: the directory of the last plan.
+        ``seen``: the digests of files that were read, as in the plan.
         ``oldest``: the time before which files count as read.
         """
         known = {name: version for name, (version, _) in seen.items()}
@@ -207,9 +208,9 @@ class FileSpout(DividedSource):
         for one in listed:
             if one.time < oldest:
                 raise SourceError(
-                    f"{self!r}: the checkpoint has read {root}, and the file {shown(one.name)} "
-                    "is older than the newest file read there by more than lateness_s, so it would "
-                    "count as read. Give the spout the former path, or begin a new checkpoint. If "
+                    f"{self!r}: the files of {root} were read before. The file {shown(one.name)} "
+                    "is older than the newest of them by more than lateness_s, so it would count "
+                    "as read. Give the spout the former path, or begin a new checkpoint. If "
                     "no file here was read under the former path, you may renew their times "
                     "(touch); then they are read"
                 )

@@ -425,7 +425,8 @@ def _check_schema(path: str, schema: pa.Schema) -> list[str]:
         got = fields[0].type
         if not (is_text(got) if name == "reason" else got == expected):
             other, cast = "cast it when the file is written", "..."
-            if name == "ts_ms" and pa.types.is_timestamp(got):  # a cast gives seconds, or its unit
+            # A cast to long would count seconds, or the unit of the column.
+            if name == "ts_ms" and pa.types.is_timestamp(got):
                 other = "write it as milliseconds"
                 cast = '"ts_ms", unix_millis(col("ts_ms").cast("timestamp"))'
             raise TypeError(

@@ -136,7 +136,7 @@ class Server:
 
 
 def _standard_state(state: str, code: int) -> str:
-    """Return the standard SQLSTATE for an error of a user's trigger or a too long value.
+    """Return the standard SQLSTATE for an error of a user's trigger or of a too long value.
 
     Return ``state`` for other errors.
 

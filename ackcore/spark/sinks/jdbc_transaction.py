@@ -391,7 +391,7 @@ class JdbcTransaction:
         refused: dict[int, JdbcError] = {}
         raised = 0
         pending: list[tuple[int, int, JdbcError | None]] = [(0, len(numbers), error)]
-        of_others: set[int] = set()  # refused rows that may be moved once other rows are
+        of_others: set[int] = set()  # refused rows to try again after others
         alone: set[int] = set()  # refused rows without an earlier row that may take their place
         is_progress = False  # whether a row was moved since `of_others` was tried again
 
@@ -477,7 +477,7 @@ class JdbcTransaction:
             try:
                 self.connection.rollback(saved)
             except JdbcError as lost:
-                if lost.sqlstate.startswith("08"):  # the connection
+                if lost.sqlstate.startswith("08"):  # the connection is lost
                     raise
                 # The error has ended the transaction, as SQL Server's THROW in a trigger does.
                 raise error from None

@@ -103,8 +103,8 @@ def unique_indexes(
 def indexes_of_defaults(connection: Connection, table: str, names: Sequence[str]) -> set[str]:
     """Return the names of the unique indexes of a table in which a row gets numbers of sequences.
 
-    At least one column of such an index has a sequence, and the others have defaults. None is among
-    ``names``, the stream's columns. The indexes of the table's partitions are included.
+    At least one column of such an index has a sequence, and the others have defaults. None of them
+    is among ``names``, the stream's columns. The indexes of the table's partitions are included.
     """
     found = connection.execute(
         "SELECT relname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
@@ -220,7 +220,7 @@ _UNAVAILABLE = (
     errors.InvalidSchemaName,
     errors.ReadOnlySqlTransaction,
 )
-#: Time-outs that end the session; psycopg 3.2.1 has no class for the second one.
+#: SQLSTATEs of time-outs that end the session; psycopg 3.2.1 has no class for the second one.
 _TIMEOUTS = ("25P03", "25P04")
 
 

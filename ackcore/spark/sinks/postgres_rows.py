@@ -90,7 +90,7 @@ class PostgresRows:
         self._takes_copy = takes_copy(connection, table)
         #: The errors of refused rows, by row number.
         self._refused: dict[int, psycopg.Error] = {}
-        #: The numbers of refused rows that may be written once other rows are.
+        #: The numbers of refused rows that are tried again after other rows.
         self._waiting: set[int] = set()
         #: Whether any row was written into the table, or into the temporary table.
         self._any_written = False
@@ -104,8 +104,9 @@ class PostgresRows:
         """Write the rows; return the errors of refused rows, by index among the batch's rows.
 
         The index counts the rows of `SinkBatch.record_batches`, from 0. Raises errors for which no
-        row is at fault, and those of ``check``. Also raises a violation by default values, and, if
-        no row could be written, any other error that the table may have caused.
+        row is at fault, and those of ``check``. Also raises an error about default values that the
+        table has already. If no row could be written, also raises any other error that the table
+        may have caused.
         """
         # A deferred constraint would refuse the whole micro-batch at its end.
         self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -256,7 +257,7 @@ class PostgresRows:
         return is_of_table or self._is_of_default(error)
 
     def _is_of_default(self, error: psycopg.Error) -> bool:
-        """Return whether the table has a row's default values already, as of a sequence behind."""
+        """Return whether the table has a row's default values already: a sequence is behind."""
         return error.sqlstate == _UNIQUE and error.diag.constraint_name in self._of_defaults
 
     def _bisect(
@@ -276,7 +277,8 @@ class PostgresRows:
 
         ``start``, ``stop``: the range of row numbers. ``write``: writes such a range. ``absent``:
         the sorted numbers of rows that it cannot write. ``error``: the error of the whole range, or
-        None if it was not tried. ``waits``: whether refused rows may depend on other rows.
+        None if it was not tried. ``waits``: whether rows that may depend on other rows are added to
+        `_waiting`.
         """
         pending: list[tuple[int, int, psycopg.Error | None]] = [(start, stop, error)]
         suspects = 0

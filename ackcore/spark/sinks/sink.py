@@ -175,8 +175,8 @@ class TransactionalSink(Sink, Generic[T]):
 
     If the number is smaller than one that this object has committed or found, the store has lost a
     commit. For instance, a failover led to a server that did not have the commit yet. Then
-    `CheckpointForeign` is raised once; after the next start, the query continues. Without a number
-    in the store, it continues at once: a user may have deleted the number.
+    `CheckpointForeign` is raised once; after the next start, the query continues. If the store
+    has no number, the query continues at once: a user may have deleted the number.
 
     Two drivers must not both commit the same micro-batch. So `read_number` locks the number until
     the transaction ends, or `commit` fails if another transaction changed the number meanwhile.

@@ -11,9 +11,10 @@ repetition is refused.  In this case `ObjectStore.put` reads the object and comp
 
 S3 may also refuse a request with 409 because another one for the object is in progress.  Then
 nothing was written and no condition has failed, although obstore reports that the object exists.
-It answers 400 `RequestTimeout` if the bytes of a request come too slowly, for example from a busy
+S3 answers 400 `RequestTimeout` if the bytes of a request come too slowly, for example from a busy
 machine.  Its answer to a delete of many objects has the status 200, and an error for each object
-that remains.  obstore does not repeat these requests, so `ObjectStore._change` does.
+that remains.  `ObjectStore._change` repeats these requests.  obstore repeats only a put that
+replaces a version, after 409.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ _PAGE = 1000
 #: The name in obstore's error about a name that it does not accept.
 _INVALID = re.compile(r'Path ("[^"]+")')
 _STATUS = re.compile(r"status code: (\d{3})[^:]*")
-#: obstore's error about an object that a delete of many has left, with the code of S3.
+#: obstore's error about an object that a delete of many objects left, with S3's code.
 _LEFT = re.compile(r"DeleteObjects request failed for key .*\(code: ([A-Za-z]{1,60})\)", re.DOTALL)
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _QUERY = re.compile(r"\?\S+")
@@ -119,7 +120,7 @@ _CREDENTIALS = {
 
 
 class _Refused(StoreUnavailable):
-    """A change that the service did not make, and that may be asked for again."""
+    """The error of a change that the service refused for now. You may repeat the request."""
 
 
 class _Collided(_Refused):
@@ -212,7 +213,7 @@ class ObjectStore:
         obstore reads a web page as an empty list of objects.
         """
         exists = False
-        with contextlib.suppress(StateError):  # such as of a policy for listed objects only
+        with contextlib.suppress(StateError):  # the rights may exclude such names
             exists = self._size(f"ackcore-probe/{secrets.token_hex(8)}") is not None
         if exists:
             raise StateError(
@@ -370,7 +371,7 @@ class ObjectStore:
     def _change(
         self, key: str, how: str, request: Callable[[], Answer], *, replaces: bool = False
     ) -> Answer:
-        """Return the answer of a request, which is repeated, after pauses, while it is refused.
+        """Send a request, repeat it after pauses while it is refused, and return its answer.
 
         The errors are those of `_asking`. ``replaces``: whether the request replaces a version of
         an object. obstore itself repeats such a request if it met another one for its object.
@@ -445,7 +446,7 @@ class ObjectStore:
             ) from None
 
     def _denied(self, key: str, how: str, bad: Exception) -> StateError:
-        """Return the error of a request that needs other rights; the arguments are as above."""
+        """Return the error of a refused request. For the arguments see `_asking`."""
         changes = how in ("written", "deleted")
         code = _CODE.search(str(bad))
         way_out = _WAYS_OUT.get(code[1] if code else "") or (
