@@ -16,7 +16,13 @@ from ackcore._error_hints import nearest, refuse_uncalled
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.paths import below, is_hidden
 from ackcore.spark.base.schemas import unfit_for_parquet
-from ackcore.spark.base.session import refuse_connect, refuse_frame, refuse_mixed, refuse_session
+from ackcore.spark.base.session import (
+    is_case_sensitive,
+    refuse_connect,
+    refuse_frame,
+    refuse_mixed,
+    refuse_session,
+)
 from ackcore.spark.base.sources import emitted_schema, reads_kafka, source_schema, streams_in
 from ackcore.spark.base.versions import from_arrow_schema, lost_in_arrow, to_arrow_schema
 from ackcore.spark.base.workers import check_workers, refuse_unpicklable
@@ -137,6 +143,9 @@ def check_dead_topic(topology: Topology, dead_letters: Place) -> None:
             )
 
 
+_TAKEN = "{} would take its files for rows"
+
+
 def check_places(topology: Topology, places: Mapping[str, str | None]) -> None:
     """Raise ValueError if a place lies where a sink writes for readers, or where a spout reads.
 
@@ -161,19 +170,16 @@ def check_places(topology: Topology, places: Mapping[str, str | None]) -> None:
                 of_delta = isinstance(writer, DeltaSink)
                 why = "VACUUM would delete its files" if of_delta else _TAKEN.format("readers")
                 raise _misplaced(argument, place, writer, why)
-        checkpoint = places.get("checkpoint")
-        if argument in own and below(place, f"{checkpoint}/ackcore") is not None:
+        at = places.get("checkpoint")
+        if at is not None and argument in own and below(place, f"{at}/ackcore") is not None:
             raise ValueError(
-                f"{argument} must not lie among the files of the checkpoint {checkpoint}, got "
-                f"{place!r}; choose a place beside it"
+                f"{argument} must not lie among the files of the checkpoint {at}, got {place!r}; "
+                "choose a place beside it"
             )
         for name, spout in topology.spouts.items():
             names = _names_in(argument, place)
             if spout.kind == "files" and spout.source.reads_in(place, names):
                 raise _misplaced(argument, place, spout.source, _TAKEN.format(f"spout {name!r}"))
-
-
-_TAKEN = "{} would take its files for rows"
 
 
 def _directory_of(writer: Any) -> str | None:
@@ -316,11 +322,6 @@ def _check_group(spout: Spout, streaming: bool) -> None:
             f"spout {spout.name!r} has a commit_group, so its source must read one stream, "
             f"spark.readStream.format('kafka'); it reads {len(streams)}: {named}"
         )
-
-
-def is_case_sensitive(spark: SparkSession) -> bool:
-    """Return whether a session distinguishes columns whose names differ only in case."""
-    return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
 def _check_names(what: str, schema: pa.Schema, sensitive: bool) -> None:

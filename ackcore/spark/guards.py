@@ -24,10 +24,10 @@ from ackcore.calls.call_settings import CallSettings
 from ackcore.flow import DelayTarget, Limit
 from ackcore.spark.base.arrow_batches import plainly_named
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.session import refuse_frame, task_slots
+from ackcore.spark.base.session import is_case_sensitive, refuse_frame, task_slots
 from ackcore.spark.base.versions import Py4JError, from_arrow_schema
 from ackcore.spark.base.workers import check_workers, refuse_unpicklable
-from ackcore.spark.checks import arrow_schema, is_case_sensitive, kept_schema, spark_schema
+from ackcore.spark.checks import arrow_schema, kept_schema, spark_schema
 from ackcore.spark.dead_letters.topic import Place
 from ackcore.spark.engine.progress import Counts
 from ackcore.spark.query import Query, run_batch, start

@@ -173,12 +173,16 @@ def test_a_condition_may_name_a_column_of_a_source_without_letters(spark, checkp
 def test_a_condition_is_not_ambiguous_because_another_source_has_the_name_in_capitals(
     spark, checkpoint
 ):
+    """Unless the session distinguishes them: then the condition may name either."""
     upper = pa.schema([("VALUE", pa.string())])
     other = pa.schema([("text", pa.string())])
     letters = opened(checkpoint, {"lines": VALUE, "clicks": upper, "other": other})
     assert replay(checkpoint, spark, where="payload.value = 'a'").records == {}
     letters.write(0, {"lines": of(0, value=["a", "b"]), "other": of(2, text=["c"])})
     assert replay(checkpoint, spark, where="payload.value = 'a'").records == {"lines": 1}
+    session = spark.newSession()
+    session.conf.set("spark.sql.caseSensitive", "true")
+    assert replay(checkpoint, session, where="payload.VALUE = 'a'").records == {}
 
 
 def test_a_job_that_fails_for_another_reason_is_not_a_wrong_condition(spark, checkpoint):

@@ -385,3 +385,8 @@ def collected(frame: DataFrame, *, adaptive: bool = True) -> pa.Table:
             if found is None:
                 raise
             raise ResultsTooLarge(found[0].strip()) from error
+
+
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Return whether a session distinguishes columns whose names differ only in case."""
+    return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"

@@ -361,6 +361,7 @@ def _refuse_moved_sinks(
 
 
 def _stream_title(component: str, stream: str) -> str:
+    """Return a stream's name for messages: its component, and the stream unless it is default."""
     # With dedup, the sinks of a spout read its hidden bolt.
     name = f"{component.removesuffix(DEDUP)!r}"
     return name if stream == DEFAULT_STREAM else f"{name}, stream {stream!r}"

@@ -34,7 +34,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -467,7 +467,7 @@ class State:
             "these columns, by a cast or an added column",
         )
 
-    @property
+    @cached_property
     def columns(self) -> dict[str, dict[str, str]]:
         """The present columns of each spout's source: their types by name."""
         return {

@@ -105,7 +105,7 @@ def _empty(store: Letters, notes: Sequence[Note]) -> None:
 
 
 def _empty_file(store: Letters, spout: str, file: LetterFile, notes: Sequence[Note]) -> bool:
-    """Rewrite a file with empty rows for dropped letters. Return False if nothing was to do.
+    """Rewrite a file with empty rows for dropped letters. Return False if they were empty.
 
     After True, list the files again: a driver may have merged the old file meanwhile.
     """

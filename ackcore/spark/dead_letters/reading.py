@@ -23,7 +23,7 @@ from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.schemas import LETTER
-from ackcore.spark.base.session import refuse_session
+from ackcore.spark.base.session import is_case_sensitive, refuse_session
 from ackcore.spark.base.versions import JOB_ERRORS, WRONG_VALUE, from_arrow_schema, to_arrow_schema
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
@@ -222,15 +222,16 @@ def matching_rows(
     kinds = kinds_of(store, spout)
     found: dict[ObjectFile, list[int]] = {}
     frames = [letters_of(session, kind, notes, places=True) for kind in kinds]
-    # Spark takes id and ID for one column.
-    others = {f.name.lower(): f for frame in frames for f in payload_of(frame.schema)}
+    # Without spark.sql.caseSensitive, Spark takes id and ID for one column.
+    folded = str if is_case_sensitive(session) else str.lower
+    others = {folded(f.name): f for frame in frames for f in payload_of(frame.schema)}
     for field in _source_columns(store, spout):
-        others.setdefault(field.name.lower(), field)
+        others.setdefault(folded(field.name), field)
     if not kinds:
         _check_condition(session, others.values(), where)
     for kind, frame in zip(kinds, frames, strict=True):
         own = payload_of(frame.schema)
-        names = {name.lower() for name in own.names}
+        names = {*map(folded, own.names)}
         absent = [field for name, field in others.items() if name not in names]
         whole = conformed(frame, T.StructType([*own, *absent]))
         paths = {file.path.name: file.path for file in kind.files}

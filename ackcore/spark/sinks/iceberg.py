@@ -592,7 +592,7 @@ def _is_of_catalog(error: Exception) -> bool:
 
 
 def _as_required(schema: pa.Schema, there: Any) -> pa.Schema:
-    """Return the schema, nullable where the table, ``there``, does not require a column."""
+    """Return the schema, with each column nullable unless the table, ``there``, requires it."""
     required = {field.name for field in there.fields if field.required}
     return pa.schema([field.with_nullable(field.name not in required) for field in schema])
 

@@ -129,13 +129,13 @@ class ParquetDirectory(Sink):
         """
         owner = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
         note = self._store.get(OWNER)
-        if note is None and not self._has_rows():
-            keys = (entry.key for entry in self._store.list())
+        keys = [entry.key for entry in self._store.list()] if note is None else []
+        if note is None and not any(key.startswith("batch_id=") for key in keys):
             if (other := next((key for key in keys if not is_hidden(key)), None)) is not None:
                 raise CheckpointForeign(
                     f"sink {sink!r}: {self.path} has files that are not the sink's, such as "
-                    f"{other}. Spark would read only those or only the sink's rows; give the sink "
-                    "an empty directory"
+                    f"{other}. Spark would read either those files or the sink's rows, not both. "
+                    "Give the sink an empty directory"
                 )
             try:
                 self._store.put(OWNER, json.dumps(owner).encode(), if_absent=True)

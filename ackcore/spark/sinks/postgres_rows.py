@@ -97,7 +97,7 @@ class PostgresRows:
 
     @cached_property
     def _of_defaults(self) -> set[str]:
-        """The names of the unique indexes in which a row gets only default values."""
+        """The names of the unique indexes in which a row gets numbers of sequences."""
         return indexes_of_defaults(self._connection, self._table, self._names)
 
     def write(self) -> dict[int, psycopg.Error]:
@@ -122,7 +122,7 @@ class PostgresRows:
             self._merge_all(self._copy_all(copy, numbered=True))
         for error in self._refused.values():
             if self._is_of_default(error):
-                raise error  # the next attempt takes further numbers of the sequence
+                raise error  # the next attempt takes later numbers of the sequence
             if self._any_written:
                 continue
             if self._is_of_table(error) or (self._is_suspect(error) and len(self._refused) > 1):

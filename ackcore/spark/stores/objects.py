@@ -208,7 +208,7 @@ class ObjectStore:
         return found
 
     def _refuse_web_server(self) -> None:
-        """Raise StateError if an object with a random name exists: a web server answers then.
+        """Raise StateError if an object with a random name exists, because a web server answers.
 
         obstore reads a web page as an empty list of objects.
         """
@@ -267,6 +267,8 @@ class ObjectStore:
                     raise lost from None
                 if (None if found is None else found.version) != version:
                     return self._unless_ours(key, data, found)
+                if isinstance(lost.__context__, _Refused):  # `_change` has repeated it already
+                    raise
 
     def _unless_ours(self, key: str, data: bytes, found: Stored | None = None) -> str:
         """Return the stored object's version if it equals ``data``; else raise StoreConflict."""
