@@ -310,7 +310,7 @@ def signed(bits: int) -> int:
 def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
     """Return an integer as an int.
 
-    Raises TypeError if it is none; ValueError if it is below ``least``, or above a given ``most``.
+    Raises TypeError if it is no integer; ValueError below ``least``, or above a given ``most``.
     """
     count = as_int(value, name)
     if most is not None and not least <= count <= most:

@@ -273,7 +273,7 @@ class KafkaSources(PlannedRows):
         return all(one.is_through for one in self._spouts.values())
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function: whether finished micro-batches reach the ends that exist at this call.
+        """Return a function that returns whether finished micro-batches reach the present ends.
 
         Partitions whose leader does not answer this call are left out.
 
