@@ -122,7 +122,7 @@ class AckerBackend(Protocol):
     that is not supported, such as a list or a masked array, raises TypeError. A length or value
     that is not raises ValueError, and an id beyond 64 bits OverflowError. A call that raises
     applies nothing. The clock is read once in each call with messages, and `LedgerFull` is raised
-    after that. Times wrap at 64 bits. A capacity above that of the largest table raises MemoryError.
+    after that. Times wrap at 64 bits. A capacity above the largest table's raises MemoryError.
     """
 
     @property
